@@ -1,0 +1,57 @@
+# sglang-vattn: `make demo` and `make test` need only python3.11 or 3.12 (with venv and
+# headers), a C++20 compiler and make. Everything else is installed into .venv.
+
+# The first interpreter that runs, can make environments and has its headers.
+USABLE := import ensurepip, os, sysconfig; \
+	os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c '$(USABLE)' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+# A sub-process that needs ninja, cmake or clang-format finds the pinned ones first.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# Stamps are named after what they stand for, so nothing is repeated that is up to date,
+# whatever the files' times say: the requirements and the shim; the sources of the extension
+# and the *names* of the Python files (an editable install sees changes inside them).
+ENV_FILES := $(wildcard requirements/*.txt tests/support/cpu_shim/*)
+ENV_KEY := $(shell cat $(ENV_FILES) | sha1sum | cut -c1-12)
+BUILD_KEY := $(shell { cat pyproject.toml CMakeLists.txt; \
+	find csrc -type f | LC_ALL=C sort | xargs cat; \
+	find sglang_vattn radix -name '*.py' | LC_ALL=C sort; } 2>/dev/null | sha1sum | cut -c1-12)
+ENV_STAMP := $(VENV)/.env-$(ENV_KEY)
+BUILD_STAMP := $(VENV)/.build-$(ENV_KEY)-$(BUILD_KEY)
+
+# ThreadSanitizer cannot be combined with the other two.
+SANITIZERS := address-undefined thread
+
+.PHONY: help env build demo test lint format sanitize clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+env: $(ENV_STAMP) ## the virtual environment, with SGLang and the tools
+build: $(BUILD_STAMP) ## the environment with this project installed (editable)
+
+$(ENV_STAMP): $(ENV_FILES)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/pip install -q --no-deps -r requirements/cpu-nodeps.txt
+	cp tests/support/cpu_shim/* "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	rm -f $(VENV)/.env-*
+	touch $@
+
+$(BUILD_STAMP): $(ENV_STAMP)
+	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	rm -f $(VENV)/.build-*
+	touch $@
+
+demo: build ## the tiny model served with and without the flag, side by side
+	$(BIN)/python benchmarks/demo.py
+
+test: build sanitize ## every test; the last line is pytest's
+	$(BIN)/python -m pytest
+

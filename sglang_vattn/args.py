@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's ``ServerArgs`` with the fields of this plugin.
+
+Import-light on purpose: every child process imports this module while it unpickles the record, before
+SGLang loads plugins there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sglang.srt import server_args as _server_args
+from sglang.srt.arg_groups.arg_utils import A, Arg
+
+NAMESPACE = "vattn"  # of the config bag: get_context().config_bag(NAMESPACE).kv_backend
+
+# Held in a tuple, since HookRegistry rewrites every module global that *is* the class it replaces: a plain
+# global would end up as our own subclass, and `resolve_once` below would call itself.
+_STOCK = (_server_args.ServerArgs,)
+
+_FIELDS: dict[str, tuple[Any, Any]] = {
+    "kv_backend": (
+        A[
+            str,
+            Arg(
+                help="KV cache backend. 'vattn': per-request buffers that are contiguous in virtual memory, "
+                "with prefixes shared by mapping their pages (sglang-vattn).",
+                choices=["default", "vattn"],
+            ),
+        ],
+        "default",
+    ),
+    "vattn_read": (
+        A[
+            str,
+            Arg(
+                help="How attention reads the vattn KV cache. 'auto': contiguous rows where they are mapped, "
+                "pages otherwise; 'rows': wait until they are mapped; 'pages': never rows.",
+                choices=["auto", "rows", "pages"],
+            ),
+        ],
+        "auto",
+    ),
+    "vattn_rows": (
+        A[
+            int | None,
+            Arg(help="Number of vattn rows (virtual ranges), at least 2. Default: 4 for each request that can run."),
+        ],
+        None,
+    ),
+}
+
+
+def enabled(server_args: Any) -> bool:
+    """Whether ``--kv-backend vattn`` was asked for."""
+    return bool(getattr(server_args, "kv_backend", "default") == "vattn")
+
+
+def _resolve_once(self: Any) -> None:
+    # SGLang calls this at launch, and again in every child (publish -> _configure_context). So it is the one
+    # place that every process passes before it builds anything: the hooks go in here, only when asked for,
+    # and an exception here stops the start (one from the plugin's entry point would only be logged).
+    if not enabled(self):
+        _STOCK[0].resolve_once(self)
+        return
+    from sglang_vattn import plugin, refusals
+
+    try:
+        plugin.install()
+        refusals.check_input(self)
+        _STOCK[0].resolve_once(self)
+    except refusals.Refused as error:
+        refusals.stop(self, error)
+
+
+VattnServerArgs = msgspec.defstruct(
+    "VattnServerArgs",
+    [(name, annotation, default) for name, (annotation, default) in _FIELDS.items()],
+    bases=_STOCK,
+    module=__name__,
+    namespace={
+        "_NS_BY_FIELD": {**_STOCK[0]._NS_BY_FIELD, **dict.fromkeys(_FIELDS, NAMESPACE)},
+        "resolve_once": _resolve_once,
+    },
+    dict=True,  # as stock: bookkeeping of the resolution lives beside the fields
+)
+
+
+def stock_server_args() -> type:
+    """The class that ``VattnServerArgs`` replaces."""
+    return _STOCK[0]

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Page geometry: how many tokens a page holds so that no token is torn between two pages.
+
+A token's bytes are [layer][K|V][head][dim], all layers together; a page is the smallest number of tokens, from
+128 on, that fills a whole number of the driver's granules (design.md, 'Page geometry').
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+PREFERRED_TOKENS = 128  # FA3's tile: then the paged kernel runs its fast form on home slots, too
+LARGEST_TOKENS = 2048  # beyond this, a page would hold too much that one request leaves unused
+HOST_GRANULE = 4096
+CUDA_GRANULE = 2 << 20
+
+
+@dataclass(frozen=True)
+class PageGeometry:
+    """Sizes of tokens and pages, in bytes and tokens.
+
+    Attributes
+    ----------
+    layers, kv_heads, k_dim, v_dim, itemsize
+        What a token holds: ``layers * kv_heads * (k_dim + v_dim) * itemsize`` bytes.
+    granule_bytes
+        What the driver maps at least: 2 MiB on CUDA, the operating system's page on the host.
+    token_bytes
+        Token row stride: the payload, padded only where no page of at most 2,048 tokens fits otherwise.
+    page_size
+        Tokens a page.
+    """
+
+    layers: int
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    itemsize: int
+    granule_bytes: int
+    token_bytes: int
+    page_size: int
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.layers * self.kv_heads * (self.k_dim + self.v_dim) * self.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        return self.page_size * self.token_bytes
+
+    @property
+    def smallest_page(self) -> int:
+        """Tokens of the smallest exact fit; every legal page size is a multiple of it."""
+        return _smallest_fit(self.token_bytes, self.granule_bytes)
+
+    @property
+    def padding(self) -> float:
+        """Share of a token's stride that holds nothing."""
+        return 1 - self.payload_bytes / self.token_bytes
+
+
+def page_geometry(
+    *, layers: int, kv_heads: int, k_dim: int, v_dim: int, itemsize: int, granule_bytes: int, page_size: int | None = None
+) -> PageGeometry:
+    """The geometry for a model's KV heads on one rank.
+
+    Parameters
+    ----------
+    page_size
+        Tokens a page as the user asks for, or None for the default.
+
+    Raises
+    ------
+    ValueError
+        If ``page_size`` tears a token; names the page sizes that do not.
+    """
+    payload = layers * kv_heads * (k_dim + v_dim) * itemsize
+    if payload <= 0:
+        raise ValueError(f"a token without KV bytes: {layers=} {kv_heads=} {k_dim=} {v_dim=}")
+    # The least padding that lets a page of at most LARGEST_TOKENS fit: with a stride that is a multiple of
+    # granule / LARGEST_TOKENS, that many tokens always fill whole granules.
+    stride = payload
+    if _default_page(stride, granule_bytes) > LARGEST_TOKENS:
+        stride = _ceil(payload, max(1, granule_bytes // LARGEST_TOKENS))
+    smallest = _smallest_fit(stride, granule_bytes)
+    if page_size is None:
+        page_size = _default_page(stride, granule_bytes)
+    elif page_size <= 0 or page_size % smallest:
+        default = _default_page(stride, granule_bytes)
+        raise ValueError(
+            f"--page-size {page_size} would tear a token between two pages: with --kv-backend vattn this model "
+            f"needs a multiple of {smallest} tokens (default {default})"
+        )
+    return PageGeometry(layers, kv_heads, k_dim, v_dim, itemsize, granule_bytes, stride, page_size)
+
+
+def _smallest_fit(token_bytes: int, granule_bytes: int) -> int:
+    return granule_bytes // math.gcd(token_bytes, granule_bytes)
+
+
+def _default_page(token_bytes: int, granule_bytes: int) -> int:
+    return _ceil(PREFERRED_TOKENS, _smallest_fit(token_bytes, granule_bytes))
+
+
+def _ceil(value: int, step: int) -> int:
+    return -(-value // step) * step

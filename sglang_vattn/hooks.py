@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every place where the plugin reaches into SGLang. ``plugin.install`` walks this table and checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sglang_vattn import arguments, building, reporting, running
+from sglang_vattn.building import register_factories
+
+__all__ = ["HOOKS", "Hook", "register_factories"]
+
+
+class Hook(NamedTuple):
+    target: str
+    kind: str  # a name of sglang.srt.plugins.hook_registry.HookType
+    function: Callable[..., Any]
+    purpose: str
+
+
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
+_WORKER = "sglang.srt.managers.tp_worker.TpModelWorker."
+_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController."
+
+HOOKS = (
+    Hook("sglang.srt.server_args.ServerArgs.check_server_args", "AROUND", arguments.check_server_args, "last check"),
+    Hook(_CONFIGURATOR + "_build_token_to_kv_pool", "AROUND", building.build_pool, "rows; is it our pool?"),
+    Hook(_CONFIGURATOR + "_resolve_kv_pool_class", "AROUND", building.pool_class, "our pool"),
+    Hook(_CONFIGURATOR + "_build_token_to_kv_pool_allocator", "AROUND", building.build_allocator, "our allocator"),
+    Hook("sglang.srt.mem_cache.allocation.alloc_for_extend", "AROUND", running.alloc_for_extend, "pages by request"),
+    Hook("sglang.srt.mem_cache.allocation.alloc_for_decode", "AROUND", running.alloc_for_decode, "pages by request"),
+    Hook("sglang.srt.mem_cache.common.touch_waiting_prefix", "AROUND", running.touch_waiting_prefix, "namespaces"),
+    Hook(_WORKER + "forward_batch_generation", "BEFORE", running.before_forward, "copies, row table, plan"),
+    Hook(_WORKER + "forward_batch_embedding", "BEFORE", running.before_forward, "the same for embedding models"),
+    Hook(_STATE + "get_internal_state", "AFTER", reporting.add_internal_state, "/server_info"),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class",
+        "AFTER",
+        reporting.output_streamer_class,
+        "meta_info",
+    ),
+)

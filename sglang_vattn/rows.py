@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of running requests: who has which, what is asked of the mapper, when a row may be used again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_vattn.pool import VattnPool
+from sglang_vattn.requests import RequestPages
+
+
+class RowTable:
+    """Gives requests their rows and keeps the device table that leads from ``req_pool_idx`` to the row.
+
+    Nothing here may change what the scheduler is told: a request without a row, or with a row that is not
+    mapped yet, is read by pages.
+
+    ``table`` : int32 tensor of shape (request slots,), on the pool's device. 0 is the dummy row.
+    """
+
+    def __init__(self, pool: VattnPool, request_slots: int) -> None:
+        self.space = pool.space
+        self.table = torch.zeros(request_slots, dtype=torch.int32, device=pool.device)
+        self._on_cuda = pool.device.startswith("cuda")
+        self._updates: dict[int, int] = {}
+        self._unmapped: set[RequestPages] = set()  # whose row is not known to be mapped in full
+        # Rows given back since the last forward, then those that wait for the event behind it.
+        self._released: list[int] = []
+        self._waiting: list[tuple[Any, list[int]]] = []
+
+    def grow(self, slot: int, request: RequestPages) -> None:
+        """Ask for the request's new pages to be mapped into its row; takes a row if it has none yet."""
+        if request.row == 0:
+            request.row = self.space.acquire_row()
+            if request.row == 0:  # all rows in use: read by pages, try again when it grows next
+                return
+            self._updates[slot] = request.row
+        if request.valid < request.mapped:
+            self.space.truncate(request.row, request.valid)
+            request.mapped = request.valid
+        if request.mapped < request.backed:
+            self.space.map(request.row, request.mapped, (request.pages + request.ahead)[request.mapped :])
+            request.mapped = request.valid = request.backed
+        self._unmapped.add(request)
+
+    def release(self, slot: int, request: RequestPages) -> None:
+        """Take the row back. A forward in flight may still read it, so it is retired only behind that one."""
+        self._unmapped.discard(request)
+        if request.row:
+            self._updates[slot] = 0
+            self._released.append(request.row)
+            request.row = 0
+
+    def ready(self, request: RequestPages) -> bool:
+        """Whether all that a kernel may touch of the request is mapped in its row."""
+        if request.row == 0 or request.valid < request.needed:
+            return False
+        if request in self._unmapped:
+            if self.space.ready(request.row) < request.needed:
+                return False
+            self._unmapped.discard(request)
+        return True
+
+    def wait(self, requests: list[RequestPages], timeout_s: float) -> bool:
+        """Wait until the rows of all these requests are mapped; False when one has none or the time is up."""
+        self.space.prefer([request.row for request in requests if request.row])
+        for request in requests:
+            if request.row and not self.ready(request):
+                self.space.wait(request.row, request.needed, timeout_s)
+        return all(self.ready(request) for request in requests)
+
+    def before_forward(self) -> None:
+        """On the forward's stream, before it: bring the device table up to date, retire rows that are done with."""
+        if self._updates:
+            slots = torch.tensor(list(self._updates), dtype=torch.int64)
+            rows = torch.tensor(list(self._updates.values()), dtype=torch.int32)
+            device = self.table.device
+            self.table[slots.to(device, non_blocking=True)] = rows.to(device, non_blocking=True)
+            self._updates.clear()
+        self.retire()
+
+    def retire(self) -> None:
+        """Hand rows to the mapper once every forward launched before their release has finished."""
+        if self._released:
+            if self._on_cuda:
+                event = torch.cuda.Event()
+                event.record()
+                self._waiting.append((event, self._released))
+            else:  # a forward on the host has finished when the call returns
+                for row in self._released:
+                    self.space.retire_row(row)
+            self._released = []
+        while self._waiting and self._waiting[0][0].query():
+            for row in self._waiting.pop(0)[1]:
+                self.space.retire_row(row)
+
+    def stats(self) -> dict[str, int]:
+        return {"rows_waiting": len(self._released) + sum(len(rows) for _, rows in self._waiting)}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks into a batch's way through the scheduler: its allocation, and the moment before its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_vattn.allocator import VattnAllocator
+from sglang_vattn.tree_cache import VattnTreeCache
+
+
+def alloc_for_extend(original: Callable[..., Any], batch: Any, *a: Any, **kw: Any) -> Any:
+    """Around ``allocation.alloc_for_extend``: say whose pages are taken, then ask for them to be mapped."""
+    allocator = batch.token_to_kv_pool_allocator
+    if not isinstance(allocator, VattnAllocator):
+        return original(batch, *a, **kw)
+    with allocator.allocating_for(batch.reqs):
+        result = original(batch, *a, **kw)
+    for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
+        # SGLang leaves the match's value standing when SGLANG_RADIX_FORCE_MISS drops the match itself.
+        req.kv.cache_protected_len = allocator.requests[req.kv.req_pool_idx].shared * allocator.page_size
+        _grow(allocator, req, length)
+    return result
+
+
+def alloc_for_decode(original: Callable[..., Any], batch: Any, *a: Any, **kw: Any) -> Any:
+    """Around ``allocation.alloc_for_decode``: as for extend, for the requests that begin a new page."""
+    allocator = batch.token_to_kv_pool_allocator
+    if not isinstance(allocator, VattnAllocator):
+        return original(batch, *a, **kw)
+    crossing = allocator.page_crossings(batch.seq_lens_cpu + 1)
+    with allocator.allocating_for(batch.reqs, pages_needed=len(crossing)):
+        result = original(batch, *a, **kw)
+    lengths = batch.seq_lens_cpu + 1
+    for index in {*crossing, *allocator.page_crossings(lengths + allocator.get_kvcache().read_ahead)}:
+        _grow(allocator, batch.reqs[index], int(lengths[index]))
+    return result
+
+
+def _grow(allocator: VattnAllocator, req: Any, length: int) -> None:
+    slot = req.kv.req_pool_idx
+    request = allocator.requests[slot]
+    allocator.reserve_ahead(slot, request, length)
+    allocator.rows.grow(slot, request)
+
+
+def before_forward(self: Any, batch: Any, *a: Any, **kw: Any) -> None:
+    """Before ``TpModelWorker.forward_batch_*``, on the stream that the model is about to run on.
+
+    Everything that must be ordered with the forward happens here: the partial copies (on the scheduler's stream
+    they would race with forwards in flight), the row table, the decision how this batch reads.
+    """
+    allocator = getattr(batch, "token_to_kv_pool_allocator", None)
+    if not isinstance(allocator, VattnAllocator):
+        return
+    allocator.get_kvcache().flush()
+    allocator.keep_ahead()
+    allocator.rows.before_forward()
+    slots = batch.req_pool_indices_cpu
+    requests = [] if slots is None else [allocator.requests.get(slot) for slot in slots.tolist()]
+    # A request that is gone (its last forward overlaps its release) has no row left: the batch reads by pages.
+    allocator.reading.plan(requests if None not in requests else [])
+
+
+def touch_waiting_prefix(original: Callable[..., None], req: Any, tree_cache: Any) -> None:
+    """Around ``common.touch_waiting_prefix``, whose key does not tell the LoRA id and the extra key apart."""
+    if isinstance(tree_cache, VattnTreeCache):
+        tree_cache.touch(req)
+    else:
+        original(req, tree_cache)

@@ -1,0 +1,170 @@
+"""Small pools: eviction, retraction, torn chunks, aborts. Outputs stay right throughout."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.checks import assert_same_outputs, unharmed
+from tests.support.client import Answer
+from tests.support.golden import Case, Golden
+from tests.support.server import STRICT, Server
+
+AT_ONCE = 16
+SMALL = ["--kv-backend=vattn", "--page-size=16", "--chunked-prefill-size=48"]
+
+
+@pytest.fixture(scope="module")
+def small(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Holds about 6 of the 16 requests that are under way."""
+    flags = [*SMALL, "--max-total-tokens=1536", "--schedule-conservativeness=0.1"]
+    with Server(llama, tmp_path_factory.mktemp("small"), flags, env=STRICT) as server:
+        yield server
+
+
+@pytest.fixture
+def server(small: Server) -> Iterator[Server]:
+    with unharmed(small):
+        yield small
+
+
+def jobs(cases: list[Case]) -> list[tuple[tuple[int, ...], int]]:
+    return [(case.prompt, case.new_tokens) for case in cases]
+
+
+def test_retraction_and_eviction(server: Server, golden: Golden) -> None:
+    cases = golden["stress"]
+    answers = server.many(jobs(cases), AT_ONCE)
+    assert_same_outputs(cases, answers)
+    assert sum(answer.meta["num_retractions"] for answer in answers) > 0
+    assert "KV cache pool is full. Retract requests" in server.log()
+    assert sum(answer.cached_tokens for answer in answers) > 0
+
+
+def test_retraction_of_everything_at_every_third_step(
+    llama: Path, golden: Golden, tmp_path: Path
+) -> None:
+    """SGLang's own test switch; what is retracted is computed again, from the cache."""
+    flags = [*SMALL, "--max-total-tokens=2048"]
+    with Server(llama, tmp_path, flags, env=STRICT | {"SGLANG_TEST_RETRACT": "1"}) as server:
+        with unharmed(server):
+            cases = golden["stress"]
+            answers = server.many(jobs(cases), AT_ONCE)
+            assert_same_outputs(cases, answers)
+            assert sum(answer.meta["num_retractions"] for answer in answers) > len(cases)
+
+
+def test_chunks_tear_pages(server: Server, golden: Golden) -> None:
+    """A hit of 37 tokens puts every chunk's end in mid-page: 37 + 48 = 5 pages and 5 tokens."""
+    rng = random.Random(21)
+    prefix = rng.choices(range(256), k=37)
+    server.generate(prefix, 1)
+    prompt = (*prefix, *rng.choices(range(256), k=200))
+    right = golden.output(prompt, 40)
+    answer = server.generate(prompt, 40)
+    assert answer.cached_tokens == 37
+    assert answer.output == right
+    assert re.search(r"Prefill batch.*#new-token: 48, #cached-token: 37,", server.log())
+
+
+def test_the_same_prefix_twice_at_the_same_time(server: Server, golden: Golden) -> None:
+    """Two requests compute one prefix side by side; neither's pages go while it runs.
+
+    Both arrive in one message, so both are admitted before either is in the cache. Others then
+    take every page that is free: one that was freed under a live row would be overwritten.
+    """
+    rng = random.Random(22)
+    prefix = rng.choices(range(256), k=21)  # both fit one chunk of 48 tokens
+    both = [(*prefix, 1), (*prefix, 2)]
+    churn = [(tuple(rng.choices(range(256), k=40)), 4) for _ in range(60)]
+    right = [golden.output(prompt, 120) for prompt in both]
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(server.together, both, 120)
+        others = server.many(churn, at_once=4)
+        assert [answer.output for answer in answers.result()] == right
+    assert [answer.cached_tokens for answer in answers.result()] == [0, 0]
+    assert {answer.finish for answer in others} == {"length"}
+    assert server.generate((*prefix, 3), 1).cached_tokens == len(prefix)
+
+
+class Aborter:
+    """Starts requests and aborts them, in a thread, until told to stop."""
+
+    def __init__(self, server: Server, prompts: list[tuple[int, ...]]) -> None:
+        self._server, self._prompts = server, prompts
+        self._stop = threading.Event()
+        self.ended: list[Answer] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        rng = random.Random(23)
+        with ThreadPoolExecutor(1) as pool:
+            for number in range(10_000):
+                if self._stop.is_set():
+                    return
+                rid = f"aborted-{number:06d}"  # of one width: SGLang aborts by prefix
+                prompt = rng.choice(self._prompts)
+                answer = pool.submit(self._server.generate, prompt, 200, rid)
+                self._stop.wait(rng.choice([0.0, 0.02, 0.1, 0.3]))
+                while not answer.done():  # an abort that overtakes its request hits nothing
+                    self._server.abort(rid)
+                    self._stop.wait(0.02)
+                self.ended.append(answer.result())
+
+    def __enter__(self) -> Aborter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=120)
+        assert not self._thread.is_alive()
+
+
+def test_aborts_among_others(server: Server, golden: Golden) -> None:
+    """Aborted requests share prefixes with those that must stay right."""
+    cases = golden["stress"]
+    shared = [case.prompt for case in cases if len(case.prompt) > 300][:8]
+    with Aborter(server, shared) as aborter:
+        answers = server.many(jobs(cases), AT_ONCE)
+    assert_same_outputs(cases, answers)
+    aborted = [answer for answer in aborter.ended if answer.finish == "abort"]
+    assert len(aborted) >= 5
+    assert any(answer.output for answer in aborted), "none was aborted in its decode"
+
+
+def test_abort_in_prefill(server: Server, golden: Golden) -> None:
+    """1200 tokens in chunks of 48: the abort comes after the first chunk, before the last."""
+    rng = random.Random(24)
+    prompt = tuple(rng.choices(range(256), k=1200))
+    seen = server.log().count("Prefill batch")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.generate, prompt, 50, "in-prefill-000")
+        while server.log().count("Prefill batch") < seen + 3:
+            assert not answer.done()
+        server.abort("in-prefill-000")
+    assert answer.result().finish == "abort"
+    assert answer.result().output == ()
+    # What was computed may stay in the cache; what comes after it is computed afresh.
+    assert server.generate(prompt, 30).output == golden.output(prompt, 30)
+
+
+def test_abort_in_decode(server: Server, golden: Golden) -> None:
+    prompt = tuple(random.Random(25).choices(range(256), k=100))
+    right = golden.output(prompt, 30)
+    last = None
+    for last in server.stream(prompt, 1000, rid="in-decode-000"):
+        if len(last.output) == 20:
+            server.abort("in-decode-000")
+    assert last is not None
+    assert last.finish == "abort"
+    assert 20 <= len(last.output) < 1000
+    again = server.generate(prompt, 30)
+    assert again.output == right
+    assert again.cached_tokens == len(prompt) - 1

@@ -1,0 +1,61 @@
+"""The oracle: what stock SGLang 0.5.23 at page size 1 answers, from its own real server.
+
+Nothing of ours is loaded in that server (SGLANG_PLUGINS). Requests run one at a time from an
+empty cache, and the pool is so large that nothing is evicted, so outputs *and* cached_tokens
+are those that an exact prefix cache must give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.client import Client
+from tests.support.server import NO_PLUGINS, STRICT, Server
+from tests.support.workload import WORKLOADS
+
+
+class Case(NamedTuple):
+    """A request and the right answer. A prompt that follows another has its output in it."""
+
+    prompt: tuple[int, ...]
+    new_tokens: int
+    output: tuple[int, ...]
+    cached_tokens: int  # in a sequential run from an empty cache
+
+
+def stock_server(model: Path, folder: Path) -> Server:
+    flags = ["--page-size=1", "--max-total-tokens=131072", "--chunked-prefill-size=8192"]
+    return Server(model, folder, flags, env=NO_PLUGINS | STRICT)
+
+
+class Golden:
+    """Answers of one stock server, each workload computed once, when first asked for."""
+
+    def __init__(self, stock: Client) -> None:
+        self._stock = stock
+        self._cases: dict[str, list[Case]] = {}
+
+    def __getitem__(self, workload: str) -> list[Case]:
+        if workload not in self._cases:
+            self._cases[workload] = self._compute(workload)
+        return self._cases[workload]
+
+    def output(self, prompt: Sequence[int], new_tokens: int) -> tuple[int, ...]:
+        """The right output of a prompt that is in no workload."""
+        return self._stock.generate(prompt, new_tokens).output
+
+    def _compute(self, workload: str) -> list[Case]:
+        self._stock.flush()
+        cases: list[Case] = []
+        for step in WORKLOADS[workload]().steps:
+            before: tuple[int, ...] = ()
+            if step.follows is not None:
+                earlier = cases[step.follows]
+                before = earlier.prompt + earlier.output
+            prompt = before + step.ids
+            answer = self._stock.generate(prompt, step.new_tokens)
+            assert len(answer.output) == step.new_tokens, answer
+            cases.append(Case(prompt, step.new_tokens, answer.output, answer.cached_tokens))
+        return cases

@@ -1,0 +1,189 @@
+"""A real SGLang server in its own process group, stopped whatever happens.
+
+Every server is started through coreutils' `timeout`: none outlives LIFETIME_S, even if the
+process that started it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import psutil
+
+from tests.support.client import Client
+
+START_LIMIT_S = 240
+STOP_LIMIT_S = 15
+LIFETIME_S = 1200
+
+# Small, deterministic, on the CPU. `--sleep-on-idle` keeps idle servers off the cores;
+# SGLang checks its pools for leaks before it goes to sleep.
+BASE_FLAGS = (
+    "--device=cpu",
+    "--attention-backend=torch_native",
+    "--sampling-backend=pytorch",
+    "--grammar-backend=none",
+    "--dtype=float32",
+    "--context-length=4096",
+    "--disable-cuda-graph",
+    "--skip-server-warmup",
+    "--sleep-on-idle",
+    "--log-level=info",
+)
+# SGLang's own checks of the pool: while busy, and that no page is both free and owned.
+# (The check when idle is on by default.)
+STRICT = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+}
+# No plugin is loaded, ours neither: SGLang as it comes from its wheel.
+NO_PLUGINS = {"SGLANG_PLUGINS": "none"}
+
+TROUBLE = re.compile(
+    r"Traceback|leak|double free|use-after-free|half.installed|Segmentation|AssertionError"
+    r"|Failed to (?:load|execute|apply)",
+    re.IGNORECASE,
+)
+
+
+class ServerError(Exception):
+    """The server did not start, died, or logged something that it must not."""
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a server or of `sglang.Engine`: offline, one thread an operator."""
+    ours = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "VATTN_"))}
+    return {**inherited, **ours, **extra}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server(Client):
+    """`with Server(model, folder, ["--kv-backend=vattn"]) as server: server.generate(...)`"""
+
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        flags: Sequence[str] = (),
+        env: Mapping[str, str] = STRICT,
+        command: Sequence[str] = ("-m", "sglang.launch_server"),
+    ) -> None:
+        super().__init__(free_port())
+        port = self.base.rsplit(":", 1)[1]
+        self.log_path = folder / "server.log"
+        self.argv = [
+            *("timeout", "--kill-after=10", str(LIFETIME_S), sys.executable, *command),
+            *("--model-path", str(model), "--host=127.0.0.1", f"--port={port}"),
+            *BASE_FLAGS,
+            *flags,
+        ]
+        self._folder, self._env = folder, environment(env)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self.start_s = 0.0
+
+    # ---- life
+    def start(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._log = self.log_path.open("wb")
+        self._process = subprocess.Popen(
+            self.argv,
+            cwd=self._folder,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _wait_until_healthy(self) -> None:
+        began = time.monotonic()
+        while time.monotonic() < began + START_LIMIT_S:
+            self.assert_running()
+            try:
+                self.text("/health", limit_s=5)
+                self.start_s = time.monotonic() - began
+                return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        raise ServerError(f"not up within {START_LIMIT_S} s{self._tail()}")
+
+    def stop(self) -> None:
+        """End the whole process group: politely, then not."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        family = []
+        if process.poll() is None:
+            family = psutil.Process(process.pid).children(recursive=True)
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, signal_number)
+            except ProcessLookupError:
+                break
+            psutil.wait_procs(family, timeout=STOP_LIMIT_S)
+        process.wait(STOP_LIMIT_S)
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # ---- what it says of itself
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def _tail(self, lines: int = 60) -> str:
+        return "; the end of its log:\n" + "\n".join(self.log().splitlines()[-lines:])
+
+    def assert_running(self) -> None:
+        code = 0 if self._process is None else self._process.poll()
+        if code is not None:
+            raise ServerError(f"the server ended with {code}{self._tail()}")
+
+    def assert_clean(self) -> None:
+        """It runs, answers, and its log has no traceback and no leak."""
+        self.assert_running()
+        self.text("/health", limit_s=30)
+        bad = [line for line in self.log().splitlines() if TROUBLE.search(line)]
+        if bad:
+            raise ServerError("the log has: " + "\n".join(bad[:5]) + self._tail())
+
+    def scheduler_pid(self) -> int:
+        """The process that owns the KV cache (SGLang gives it the title `sglang::scheduler`)."""
+        assert self._process is not None
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            if "sglang::scheduler" in " ".join(child.cmdline()):
+                return child.pid
+        raise ServerError(f"no scheduler process{self._tail()}")

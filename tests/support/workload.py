@@ -1,0 +1,116 @@
+"""Deterministic prompt sets. Each hits one of the places where a prefix cache goes wrong.
+
+A prompt is a list of token ids below 256 (any byte). Two prompts that are meant to share
+exactly t tokens differ at position t by construction, so `cached_tokens` is predictable.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request. With `follows`, its prompt is that step's prompt and output, then `ids`."""
+
+    ids: tuple[int, ...]
+    new_tokens: int
+    follows: int | None = None
+
+
+@dataclass
+class Workload:
+    """Steps in the order of a sequential run."""
+
+    seed: int
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(256) for _ in range(count)]
+
+    def other_than(self, token: int) -> int:
+        return (token + 1 + self.random.randrange(255)) % 256
+
+    def add(self, ids: Sequence[int], new_tokens: int, follows: int | None = None) -> int:
+        self.steps.append(Step(tuple(ids), new_tokens, follows))
+        return len(self.steps) - 1
+
+    def sharing(self, document: Sequence[int], shared: int, tail: int, new_tokens: int) -> int:
+        """A prompt that shares exactly `shared` tokens with `document`, then goes its own way."""
+        follow = [self.other_than(document[shared])] if shared < len(document) else []
+        own = follow + self.tokens(tail - len(follow))
+        return self.add([*document[:shared], *own], new_tokens)
+
+
+def corner_lengths(page: int) -> list[int]:
+    """Shared lengths: k pages + {-1, 0, 1} for k = 0..3, and some shorter than a page."""
+    around = {k * page + d for k in range(4) for d in (-1, 0, 1)}
+    return sorted(n for n in around | {2, page // 2} if n > 0)
+
+
+def corners(page: int, documents: int, seed: int = 1) -> Workload:
+    """Around page borders: shared, equal, nested, branching, and conversations.
+
+    Of two documents, one is sent whole at first (later prompts split its nodes), and one grows
+    from its shortest prefix on (later prompts extend them).
+    """
+    work = Workload(seed)
+    for number in range(documents):
+        document = work.tokens(3 * page + page // 2 + 3)
+        lengths = corner_lengths(page)
+        if number % 2 == 0:
+            work.add(document, 5)
+            lengths.reverse()
+        for shared in lengths:
+            work.sharing(document, shared, tail=1 + work.random.randrange(page // 4 + 3), new_tokens=4)
+        for length in lengths:  # the whole prompt is in the cache: all but its last token hits
+            work.add(document[:length], 3)
+        whole = work.add(document, 9)
+        work.add(document, 9)
+        _branches(work, document, page)
+        _conversation(work, whole, page)
+    return work
+
+
+def _branches(work: Workload, document: Sequence[int], page: int) -> None:
+    """A tree under one document: branches at, before and after a border, and one in a branch."""
+    for cut in (page + page // 3, page + page // 3 + 1, 2 * page):
+        own = work.tokens(page + 5)
+        work.add([*document[:cut], *own], 4)
+        work.add([*document[:cut], *own[: page // 2], *work.tokens(7)], 4)
+    nested = list(document[: page // 2 + 1])
+    for _ in range(3):
+        nested += work.tokens(page // 2 + 1)
+        work.add(nested, 3)
+
+
+def _conversation(work: Workload, first: int, page: int) -> None:
+    """Turns that re-send everything so far. Outputs of a page and more cross a border."""
+    turn = first
+    for question in (1, min(page // 2, 60), 7):
+        turn = work.add(work.tokens(question), min(page + 2, 40), follows=turn)
+
+
+def stress(count: int = 90, seed: int = 7) -> Workload:
+    """Random cuts of four documents, with outputs of up to 50 tokens."""
+    work = Workload(seed)
+    documents = [work.tokens(400) for _ in range(4)]
+    for _ in range(count):
+        document = work.random.choice(documents)
+        shared = work.random.randrange(1, 400)
+        work.sharing(document, shared, 1 + work.random.randrange(60), 1 + work.random.randrange(50))
+    return work
+
+
+#: name -> how to make it. The numbers after "corners" are tokens a page.
+WORKLOADS = {
+    "corners-16": lambda: corners(16, documents=6),
+    "corners-128": lambda: corners(128, documents=3),
+    "corners-1024": lambda: corners(1024, documents=1),
+    "stress": stress,
+}
