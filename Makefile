@@ -26,20 +26,22 @@ ENV_STAMP := $(VENV)/.env-$(ENV_KEY)
 BUILD_STAMP := $(VENV)/.build-$(ENV_KEY)-$(BUILD_KEY)
 
 # ThreadSanitizer cannot be combined with the other two.
-SANITIZERS := address-undefined thread
+SANITIZERS := address thread
+CSRC = $(shell find csrc -name '*.cpp' -o -name '*.h')
+PY := sglang_vattn radix tests benchmarks
 
 .PHONY: help env build demo test lint format sanitize clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-env: $(ENV_STAMP) ## the virtual environment, with SGLang and the tools
-build: $(BUILD_STAMP) ## the environment with this project installed (editable)
+env: $(ENV_STAMP) ## make the virtual environment, with SGLang and the tools
+build: $(BUILD_STAMP) ## and install this project into it (editable)
 
 $(ENV_STAMP): $(ENV_FILES)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -r requirements/cpu.txt -r requirements/dev.txt
-	$(BIN)/pip install -q --no-deps -r requirements/cpu-nodeps.txt
+	$(BIN)/pip install -qq -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/pip install -qq --no-deps -r requirements/cpu-nodeps.txt
 	cp tests/support/cpu_shim/* "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	rm -f $(VENV)/.env-*
 	touch $@
@@ -49,9 +51,35 @@ $(BUILD_STAMP): $(ENV_STAMP)
 	rm -f $(VENV)/.build-*
 	touch $@
 
-demo: build ## the tiny model served with and without the flag, side by side
-	$(BIN)/python benchmarks/demo.py
+demo: build ## serve a tiny model with and without the flag, side by side
+	$(BIN)/python -m benchmarks.demo
 
-test: build sanitize ## every test; the last line is pytest's
+test: build sanitize ## run every test; the last line is pytest's
 	$(BIN)/python -m pytest
 
+# The C++ core and its tests under ASan with UBSan, and under TSan.
+sanitize: $(SANITIZERS:%=sanitize-%) ## run the C++ tests under the sanitizers
+
+sanitize-%: $(ENV_STAMP)
+	cmake -S . -B build/sanitize-$* -G Ninja -DVATTN_SANITIZE=$* > build/sanitize-$*.log
+	cmake --build build/sanitize-$*
+	ctest --test-dir build/sanitize-$* --output-on-failure
+
+# radix/ is installed as sglang_vattn.radix; mypy sees it there through links.
+lint: build ## ruff, mypy and clang-format, nothing is changed
+	ruff check $(PY)
+	ruff format --check $(PY)
+	rm -rf build/lint && mkdir -p build/lint/sglang_vattn
+	ln -s $(CURDIR)/sglang_vattn/* build/lint/sglang_vattn/
+	ln -s $(CURDIR)/radix build/lint/sglang_vattn/radix
+	cd build/lint && mypy --config-file $(CURDIR)/pyproject.toml -p sglang_vattn
+	mypy -p tests.support -p benchmarks
+	clang-format --dry-run -Werror $(CSRC)
+
+format: $(ENV_STAMP) ## let ruff and clang-format rewrite the files
+	ruff check --fix $(PY)
+	ruff format $(PY)
+	clang-format -i $(CSRC)
+
+clean: ## remove everything that make made
+	rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

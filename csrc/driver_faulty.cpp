@@ -30,6 +30,11 @@ Status FaultyDriver::fail_at(const std::string& call, std::int64_t k) {
   return {};
 }
 
+bool FaultyDriver::armed() const {
+  std::lock_guard lock(mutex_);
+  return !countdown_.empty();
+}
+
 Status FaultyDriver::set_delay(const std::string& call, double seconds) {
   if (Status status = check_call(call); !status.ok()) return status;
   std::lock_guard lock(mutex_);

@@ -18,6 +18,7 @@ class FaultyDriver final : public Driver {
   // The k-th next call (k = 1: the very next) of this name fails, once, before
   // it does anything. "" stands for a call of any name.
   Status fail_at(const std::string& call, std::int64_t k);
+  bool armed() const;  // a fault is still to come
   Status set_delay(const std::string& call, double seconds);
   std::map<std::string, std::int64_t> calls() const;
 

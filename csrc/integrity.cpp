@@ -23,43 +23,41 @@ Result<std::vector<std::string>> AddressSpace::check_integrity() {
 
   const auto paused = mapper_->pause();
   if (Status s = check_open(); !s.ok()) return s;  // closed while we waited
-  std::vector<std::vector<Page>> rows = mapper_->mapped();
-  rows[0].assign(dummy_mapped_, 0);
+  std::vector<MappedRow> rows = mapper_->mapped();
+  rows[0] = {std::vector<Page>(dummy_mapped_, 0), dummy_mapped_};
 
   std::vector<Address> at;
-  std::vector<std::int64_t> wanted;
-  const auto expect = [&](Address address, std::int64_t page) {
+  std::vector<Mapping> wanted;
+  const auto expect = [&](Address address, std::int64_t page, bool accessible) {
     at.push_back(address);
-    wanted.push_back(page);
+    wanted.push_back({page, accessible});
   };
   for (std::size_t page = 0; page < total_pages(); ++page)
-    expect(home_ + page * config_.page_bytes, static_cast<std::int64_t>(page));
+    expect(home_ + page * config_.page_bytes, static_cast<std::int64_t>(page), true);
   const std::size_t in_home = at.size();
-  const bool full =
-      static_cast<std::size_t>(config_.num_rows) * config_.pages_per_row <= kFullScanPages;
+  const bool full = rows.size() * config_.pages_per_row <= kFullScanPages;
   for (std::size_t row = 0; row < rows.size(); ++row) {
-    const std::size_t mapped = rows[row].size();
+    const std::vector<Page>& mapped = rows[row].pages;
     const std::size_t end =
-        full ? config_.pages_per_row : std::min(mapped + 1, config_.pages_per_row);
-    for (std::size_t page = 0; page < end; ++page) {
+        full ? config_.pages_per_row : std::min(mapped.size() + 1, config_.pages_per_row);
+    for (std::size_t page = 0; page < end; ++page)
       expect(rows_ + row * row_bytes() + page * config_.page_bytes,
-             page < mapped ? rows[row][page] : Mapping::kNothing);
-    }
+             page < mapped.size() ? mapped[page] : Mapping::kNothing, page < rows[row].right);
   }
 
   Result<std::vector<Mapping>> is = driver_->inspect(*pages_, at);
   if (!is.ok()) return is.status();
   for (std::size_t i = 0; i < at.size(); ++i) {
     const Mapping& mapping = is.value()[i];
-    const bool right = mapping.page == wanted[i] && (wanted[i] < 0 || mapping.accessible);
+    const bool right =
+        mapping.page == wanted[i].page && (mapping.accessible || !wanted[i].accessible);
     if (right) continue;
     const Address offset = at[i] - (i < in_home ? home_ : rows_);
     const std::string where = i < in_home
                                   ? "home page " + std::to_string(offset / config_.page_bytes)
                                   : "row " + std::to_string(offset / row_bytes()) + ", page " +
                                         std::to_string(offset % row_bytes() / config_.page_bytes);
-    found.push_back(where + ": expected " + describe({wanted[i], true}) + ", found " +
-                    describe(mapping));
+    found.push_back(where + ": expected " + describe(wanted[i]) + ", found " + describe(mapping));
   }
   return found;
 }

@@ -190,10 +190,13 @@ MapperStats Mapper::stats() const {
   return stats;
 }
 
-std::vector<std::vector<Page>> Mapper::mapped() const {
+std::vector<MappedRow> Mapper::mapped() const {
   Lock lock(state_mutex_);
-  std::vector<std::vector<Page>> all;
-  for (int row = 0; row < config_.num_rows; ++row) all.push_back(rows_[row].mapped);
+  std::vector<MappedRow> all;
+  for (int row = 0; row < config_.num_rows; ++row) {
+    const Row& r = rows_[row];
+    all.push_back({r.mapped, std::min(r.mapped.size(), r.keep)});
+  }
   return all;
 }
 

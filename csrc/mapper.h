@@ -44,6 +44,11 @@ struct MapperConfig {
   std::size_t max_mappings;  // 0: no limit
 };
 
+struct MappedRow {
+  std::vector<Page> pages;  // all that is mapped, from the row's start
+  std::size_t right = 0;    // of these, the first that are wanted there: accessible
+};
+
 struct MapperStats {
   std::int64_t map_calls = 0;  // driver calls; one maps a run of consecutive pages
   std::int64_t pages_mapped = 0;
@@ -88,7 +93,7 @@ class Mapper {
 
   // While held, the thread makes no driver call and mapped() is what the driver has.
   std::unique_lock<std::mutex> pause() { return std::unique_lock(driver_mutex_); }
-  std::vector<std::vector<Page>> mapped() const;     // by row; under pause()
+  std::vector<MappedRow> mapped() const;             // by row; under pause()
   std::vector<std::string> check_integrity() const;  // of the records alone
   Status unmap_everything();                         // after stop()
 

@@ -142,6 +142,7 @@ void bind_drivers(nb::module_& m) {
             raise(d.faulty().set_delay(call, seconds));
           },
           "call"_a, "seconds"_a)
+      .def_prop_ro("armed", [](const FaultyHandle& d) { return d.faulty().armed(); })
       .def("calls", [](const FaultyHandle& d) { return d.faulty().calls(); });
 }
 

@@ -46,8 +46,9 @@ class [[nodiscard]] Result {
   Result(Status failure) : content_(std::move(failure)) {}
 
   bool ok() const { return std::holds_alternative<T>(content_); }
-  T& value() { return std::get<T>(content_); }
-  const T& value() const { return std::get<T>(content_); }
+  T& value() & { return std::get<T>(content_); }
+  T value() && { return std::get<T>(std::move(content_)); }
+  const T& value() const& { return std::get<T>(content_); }
   Status status() const { return ok() ? Status() : std::get<Status>(content_); }
 
  private:

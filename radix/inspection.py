@@ -75,7 +75,7 @@ def _nodes(tree: PrefixTree) -> Iterator[str]:
 
 
 def _queue(tree: PrefixTree) -> Iterator[str]:
-    nodes = {node: None for node in tree.walk()}
+    nodes = set(tree.walk())
     entries = Counter(node for *_, node in tree.queue)
     for node in nodes:
         if node.is_evictable and node not in entries:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    from typing_extensions import Buffer
 
     Tokens: TypeAlias = "array[int]"
     TokensLike: TypeAlias = "array[int] | Buffer | Iterable[int]"
@@ -89,5 +89,5 @@ def as_tokens(tokens: TokensLike) -> Tokens:
         return out
     if view.format not in ("q", "l") or view.itemsize != 8:
         raise TypeError(f"tokens must be int64, not a buffer of {view.format!r} with {view.itemsize} bytes an item")
-    out.frombytes(view if view.contiguous else view.tobytes())
+    out.frombytes(view.tobytes())
     return out

@@ -41,7 +41,7 @@ class PrefixTree:
         self.queue = EvictionQueue(make_rank(policy, protected_threshold))
         self.root_node = Node(None, array("q"), 0, [], used=0, serial=0)
 
-    # ---------------------------------------------------------------- look up
+    # ---------------------------------------------------------------- look up and grow
 
     def match(
         self, tokens: TokensLike, namespace: Hashable = None, limit: int | None = None, priority: int = 0
@@ -50,14 +50,17 @@ class PrefixTree:
 
         Mutates: stamps the path as accessed; splits a node that holds more, so that the match's node ends where the
         match does. Page references follow the split, but no page is allocated and no counter of the store changes.
-        ``priority`` is accepted and has no effect, as in stock: a waiting request does not promote what it would hit.
+        ``priority`` has no effect, as in stock: what waits does not promote what it would hit, only `insert` does.
         O(matched tokens + one node). Raises ValueError for a negative limit.
         """
         node, length = self._walk(as_tokens(tokens), namespace, limit, split=True)
         return Match(length, node if length else self.root_node)
 
     def touch(self, tokens: TokensLike, namespace: Hashable = None, limit: int | None = None) -> None:
-        """Stamp what `match` would hit as accessed, without splitting: a node hit in part is stamped whole."""
+        """Stamp what `match` would hit as accessed, without splitting.
+
+        A node hit in part is stamped whole. Stock splits there, so its second touch would spare the rest of the node.
+        """
         self._walk(as_tokens(tokens), namespace, limit, split=False)
 
     def path_pages(self, node: Node, length: int | None = None) -> list[int]:
@@ -81,8 +84,6 @@ class PrefixTree:
                 high = low
             above = above.parent
         return out
-
-    # ---------------------------------------------------------------- grow
 
     def insert(
         self,
@@ -127,12 +128,13 @@ class PrefixTree:
         self.queue.offer(node)
         return Match(cached, node)
 
-    # ---------------------------------------------------------------- pin
+    # ---------------------------------------------------------------- pin and shrink
 
     def lock(self, node: Node) -> None:
         """Pin the path to ``node``: its pages become PROTECTED (or stay PRIVATE) until the matching `unlock`.
 
-        Counts nest. O(pages of the path that were unlocked + depth). Raises ValueError if the node was evicted.
+        Counts nest; to move a lock, lock the new node first. Raises ValueError if the node was evicted.
+        O(pages of the path that were unlocked + depth).
         """
         self._require_live(node)
         above: Node | None = node
@@ -156,18 +158,15 @@ class PrefixTree:
                 self._settle(above)
             above = parent
 
-    # ---------------------------------------------------------------- shrink
-
     def evict(self, num_pages: int) -> int:
         """Free ``num_pages`` pages, or as many as can be; return how many became FREE (a leaf may free more).
 
         Removes unlocked leaves in the policy's order, whole; a node that becomes a leaf joins the order. A leaf whose
-        pages others still hold (a running request, the other half of a split) frees nothing: it is dropped all the
-        same, as its turn has come, and the walk goes on. It stops as soon as no page is EVICTABLE, since nothing that
-        it could still drop would free one. O(removed pages + log n), no scan.
+        pages others hold too (a running request, the other half of a split) frees nothing: it goes all the same, in
+        its turn. The walk stops when no page is EVICTABLE, as nothing left to drop would free one.
+        O(removed pages + log n) for each leaf, no scan.
         """
-        store = self.store
-        before = store.free
+        store, before = self.store, self.store.free
         while store.free - before < num_pages and store.evictable > 0:
             leaf = self.queue.pop()
             if leaf is None:
@@ -178,8 +177,7 @@ class PrefixTree:
     def reset(self) -> None:
         """Drop all nodes and their page references; `root_node` stays. O(nodes + pages).
 
-        Raises ValueError, with nothing changed, while anything is locked: a running request would unlock a node that
-        no walk finds any more, and its pages would have left the counters.
+        Raises ValueError, with nothing changed, while anything is locked: its holder would unlock a node that is gone.
         """
         if self.root_node.lock:
             raise ValueError(f"reset of a prefix tree with {self.root_node.lock} locks held")
@@ -188,9 +186,8 @@ class PrefixTree:
             self.store.unref(node.pages, False)
             node.parent = None
             node.children = {}
-        for root in self.root_node.children.values():
+        for root in (*self.root_node.children.values(), self.root_node):
             root.children = {}
-        self.root_node.children = {}
         self.num_nodes = self.num_tokens = 0
 
     # ---------------------------------------------------------------- inspect

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 from sglang_vattn import _core
 from sglang_vattn.pool import VattnPool
 from sglang_vattn.reading import Reading
-from sglang_vattn.requests import RequestPages
+from sglang_vattn.request_pages import RequestPages
 from sglang_vattn.rows import RowTable
 
 if TYPE_CHECKING:
@@ -44,12 +44,18 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         pool: VattnPool,
         request_slots: int,
         read_mode: str,
+        share_prefixes: bool,
     ) -> None:
         self.pages = _core.Pages(pool.num_pages)
         self.requests: dict[int, RequestPages] = {}
         self.admitted: dict[str, RequestPages] = {}
         self.rows = RowTable(pool, request_slots)
-        self.reading = Reading(read_mode, self.rows)
+        self.reading = Reading(
+            read_mode,
+            self.rows,
+            page_bytes_per_layer=pool.geometry.page_bytes // pool.layer_num,
+            share=share_prefixes,
+        )
         self.hit_tokens = self.pages_aliased = self.tokens_copied = 0
         self.hits: dict[str, tuple[int, int]] = {}  # rid -> (pages aliased, tokens copied), until it is reported
         self.tree_cache: VattnTreeCache | None = None  # set by the tree, which is built later
@@ -236,15 +242,14 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
     def forget(self, slot: int) -> RequestPages:
         """The request in ``slot`` is gone, its pages given back: drop its record and its row."""
         request = self.requests.pop(slot)
-        self.drop_ahead(slot, request)
-        self.rows.release(slot, request)
+        self._let_go(slot, request)
         assert not any(request.pages[request.shared :]), f"slot {slot} left pages behind: {request}"
         return request
 
     def clear(self) -> None:
         """Flush: every page is free again. SGLang calls it only when no request runs (and once from the base)."""
         for slot in list(self.requests):
-            self.rows.release(slot, self.requests.pop(slot))
+            self._let_go(slot, self.requests.pop(slot))
         self.admitted.clear()
         self._kvcache.drop_queued()
         self.pages.reset()
@@ -267,6 +272,11 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         self.free(page_ids)
 
     # ------------------------------------------------------------------
+
+    def _let_go(self, slot: int, request: RequestPages) -> None:
+        self.drop_ahead(slot, request)
+        self.reading.forget(request)
+        self.rows.release(slot, request)
 
     def _bind(self, req: Any) -> RequestPages:
         """The record of ``req``, now bound to its slot; a new one for a request without a hit."""

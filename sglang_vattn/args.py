@@ -42,6 +42,16 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
         ],
         "auto",
     ),
+    "vattn_shared_decode": (
+        A[
+            str,
+            Arg(
+                help="Whether requests of a decode batch that share a long prefix read it once. 'auto': where it pays.",
+                choices=["auto", "off"],
+            ),
+        ],
+        "auto",
+    ),
     "vattn_rows": (
         A[
             int | None,

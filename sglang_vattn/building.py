@@ -12,7 +12,9 @@ from typing import Any
 from sglang_vattn import args
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.attention import wrap_backend
+from sglang_vattn.attention.variants import SHARED, RowGraphVariants
 from sglang_vattn.pool import RowPlan, VattnPool
+from sglang_vattn.reading import LEAST_BATCH
 from sglang_vattn.tree_cache import VattnTreeCache
 
 
@@ -56,7 +58,25 @@ def build_allocator(original: Callable[..., Any], self: Any, **kw: Any) -> Any:
         pool=pool,
         request_slots=kw["req_to_token_pool"].req_to_token.shape[0],
         read_mode=config().vattn_read,
+        share_prefixes=config().vattn_shared_decode != "off",
     )
+
+
+def graph_variants(original: Callable[..., Any], hf_config: Any) -> Any:
+    """Around ``create_attention_graph_variants``: a second variant of each decode graph, if a backend has rows.
+
+    SGLang asks for it once, for its target model's decode graphs, after it has built the attention backend.
+    """
+    from sglang_vattn.attention.fa3 import Fa3RowBackend
+
+    backend = Fa3RowBackend.current
+    return original(hf_config) if backend is None else RowGraphVariants(backend.allocator.reading)
+
+
+def capture_one_shape(original: Callable[..., Any], self: Any, size: int, *a: Any, **kw: Any) -> Any:
+    """Around ``DecodeCudaGraphRunner.capture_one_shape``: no graph for a variant that is never chosen at its size."""
+    variant = kw.get("attention_variant", a[3] if len(a) > 3 else None)
+    return None if variant == SHARED and size < LEAST_BATCH else original(self, size, *a, **kw)
 
 
 def build_tree(context: Any) -> VattnTreeCache:

@@ -31,6 +31,18 @@ HOOKS = (
     Hook("sglang.srt.mem_cache.allocation.alloc_for_extend", "AROUND", running.alloc_for_extend, "pages by request"),
     Hook("sglang.srt.mem_cache.allocation.alloc_for_decode", "AROUND", running.alloc_for_decode, "pages by request"),
     Hook("sglang.srt.mem_cache.common.touch_waiting_prefix", "AROUND", running.touch_waiting_prefix, "namespaces"),
+    Hook(
+        "sglang.srt.layers.attention.graph_variants.create_attention_graph_variants",
+        "AROUND",
+        building.graph_variants,
+        "a decode graph by pages and one by rows",
+    ),
+    Hook(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.capture_one_shape",
+        "AROUND",
+        building.capture_one_shape,
+        "no graphs that are never replayed",
+    ),
     Hook(_WORKER + "forward_batch_generation", "BEFORE", running.before_forward, "copies, row table, plan"),
     Hook(_WORKER + "forward_batch_embedding", "BEFORE", running.before_forward, "the same for embedding models"),
     Hook(_STATE + "get_internal_state", "AFTER", reporting.add_internal_state, "/server_info"),

@@ -1,41 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the next batch reads the KV cache: by rows or by pages."""
+"""How the next batch reads the KV cache: by rows, by pages, or a common prefix once for all who share it."""
 
 from __future__ import annotations
 
-from sglang_vattn.requests import RequestPages
+import os
+from collections.abc import Sequence
+
+from sglang_vattn.attention.variants import PAGED, ROWS, SHARED
+from sglang_vattn.request_pages import RequestPages
 from sglang_vattn.rows import RowTable
+from sglang_vattn.sharing import Group, SharedPaths
 
 WAIT_LIMIT_S = 10.0  # under --vattn-read rows; after it the batch reads by pages, which is always right
+# Two-level decode costs two more launches and a merge a layer. It pays from about this many bytes of K and V that
+# are not read again, a layer (docs/benchmarks.md, 'Shared prefix'); a group of its own needs less.
+LEAST_SAVED_BYTES = int(os.environ.get("VATTN_SHARED_DECODE_BYTES", 128 << 20))
+LEAST_SAVED_BYTES_OF_A_GROUP = LEAST_SAVED_BYTES // 8
+LEAST_MEMBERS = 2
+LEAST_BATCH = 8  # below it, nothing pays; the graphs for smaller batches have no such variant
+REQUESTS_PER_GROUP = 8  # room for one group an eighth of the batch: empty room in a graph is not free
+
+
+def group_room(batch: int) -> int:
+    """How many groups a batch of this size may have."""
+    return max(1, batch // REQUESTS_PER_GROUP)
 
 
 class Reading:
     """The decision for each batch, made on the scheduler's thread and read by the attention backend.
 
-    ``by_rows`` is True while the batch that runs may read its requests' rows. Both ways give the same result:
-    contiguity is a cache, so this decision may depend on timing while nothing told to the scheduler does.
+    All ways give the same result: contiguity is a cache, so this decision may depend on timing while nothing told
+    to the scheduler does.
+
+    Attributes
+    ----------
+    by_rows : bool
+        Every request of the batch may be read in its row.
+    groups : list of Group
+        The groups whose prefix is read once, with members by index in the batch; empty when that does not pay.
+    groups_version : int
+        Changes whenever ``groups`` does.
     """
 
-    def __init__(self, mode: str, rows: RowTable) -> None:
+    def __init__(self, mode: str, rows: RowTable, *, page_bytes_per_layer: int, share: bool) -> None:
         self.mode = mode
         self.rows = rows
+        self.rows_possible = True  # whether the attention backend has a form for rows
+        self.share_possible = False  # ... and for groups; the backend says so
+        self.share = share
+        self.paths = SharedPaths()
+        self.least_saved_pages = max(1, LEAST_SAVED_BYTES // page_bytes_per_layer)
+        self.least_saved_pages_of_a_group = max(1, LEAST_SAVED_BYTES_OF_A_GROUP // page_bytes_per_layer)
         self.by_rows = False
-        self.batches_rows = 0
-        self.batches_pages = 0
-        self.waits = 0
+        self.groups: list[Group] = []
+        self.groups_version = 0
+        self.counters = dict.fromkeys(
+            ("batches_rows", "batches_pages", "batches_shared", "batches_waited", "groups", "members", "pages_saved"), 0
+        )
+        self._seen: tuple[Sequence[RequestPages], int] = ([], -1)
+        self._candidates: list[Group] = []
 
-    def plan(self, requests: list[RequestPages]) -> None:
+    def plan(self, requests: list[RequestPages], *, decode: bool) -> None:
         """Decide for the batch of these requests."""
-        self.by_rows = bool(requests) and self.mode != "pages" and self._rows_ready(requests)
-        if self.by_rows:
-            self.batches_rows += 1
-        else:
-            self.batches_pages += 1
+        sharing = decode and self.share and self.share_possible and len(requests) >= LEAST_BATCH
+        groups = self._plan_groups(requests) if sharing else []
+        if groups != self.groups:
+            self.groups = groups
+            self.groups_version += 1
+        readable = bool(requests) and self.rows_possible and self.mode != "pages"
+        self.by_rows = readable and self._rows_ready(requests)
+        self._count()
+
+    @property
+    def variant(self) -> str:
+        """The label of the decode graph for this batch."""
+        return SHARED if self.groups else ROWS if self.by_rows else PAGED
+
+    def forget(self, request: RequestPages) -> None:
+        """The request is gone: its paths, and the rows that only its paths needed."""
+        self.paths.leave(request)
+        while self.paths.vanished:
+            self.rows.release_row(self.paths.vanished.pop())
+
+    def _plan_groups(self, requests: list[RequestPages]) -> list[Group]:
+        for request in requests:
+            if request not in self.paths:
+                self.paths.join(request, len(request.pages) - 1)  # all but the last page are full
+        if self._seen != (requests, self.paths.version):
+            self._seen = (requests, self.paths.version)
+            found = self.paths.groups(
+                requests, least_members=LEAST_MEMBERS, least_pages=self.least_saved_pages_of_a_group
+            )
+            found = sorted(found, key=lambda group: -group.saved_pages)[: group_room(len(requests))]
+            worth = sum(group.saved_pages for group in found) >= self.least_saved_pages
+            self._candidates = found if worth else []
+        return [group for group in self._candidates if self.rows.prefix_ready(group.node)]
 
     def _rows_ready(self, requests: list[RequestPages]) -> bool:
         if all(self.rows.ready(request) for request in requests):
             return True
         if self.mode == "auto":
             return False
-        self.waits += 1
+        self.counters["batches_waited"] += 1
         return self.rows.wait(requests, WAIT_LIMIT_S)
+
+    def _count(self) -> None:
+        self.counters[{SHARED: "batches_shared", ROWS: "batches_rows", PAGED: "batches_pages"}[self.variant]] += 1
+        for group in self.groups:
+            self.counters["groups"] += 1
+            self.counters["members"] += len(group.members)
+            self.counters["pages_saved"] += group.saved_pages

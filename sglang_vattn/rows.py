@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from sglang_vattn.pool import VattnPool
-from sglang_vattn.requests import RequestPages
+from sglang_vattn.request_pages import RequestPages
+from sglang_vattn.sharing import PathNode
 
 
 class RowTable:
@@ -23,6 +24,7 @@ class RowTable:
     def __init__(self, pool: VattnPool, request_slots: int) -> None:
         self.space = pool.space
         self.table = torch.zeros(request_slots, dtype=torch.int32, device=pool.device)
+        self._guards = -(-pool.read_ahead // pool.page_size)
         self._on_cuda = pool.device.startswith("cuda")
         self._updates: dict[int, int] = {}
         self._unmapped: set[RequestPages] = set()  # whose row is not known to be mapped in full
@@ -50,8 +52,25 @@ class RowTable:
         self._unmapped.discard(request)
         if request.row:
             self._updates[slot] = 0
-            self._released.append(request.row)
+            self.release_row(request.row)
             request.row = 0
+
+    def release_row(self, row: int) -> None:
+        """As :meth:`release`, for a row that is no request's own."""
+        self._released.append(row)
+
+    def prefix_ready(self, node: PathNode) -> bool:
+        """Whether the path to ``node`` is mapped in a row of its own; asks for that if it is not.
+
+        Such a row ends in guard pages. What kernels read past the prefix is zero there, whatever the requests that
+        share it make of their own pages.
+        """
+        if node.row == 0:
+            node.row = self.space.acquire_row()
+            if node.row == 0:
+                return False
+            self.space.map(node.row, 0, node.path() + [self.space.guard_page] * self._guards)
+        return self.space.ready(node.row) == node.end + self._guards
 
     def ready(self, request: RequestPages) -> bool:
         """Whether all that a kernel may touch of the request is mapped in its row."""

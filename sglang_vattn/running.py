@@ -60,7 +60,9 @@ def before_forward(self: Any, batch: Any, *a: Any, **kw: Any) -> None:
     slots = batch.req_pool_indices_cpu
     requests = [] if slots is None else [allocator.requests.get(slot) for slot in slots.tolist()]
     # A request that is gone (its last forward overlaps its release) has no row left: the batch reads by pages.
-    allocator.reading.plan(requests if None not in requests else [])
+    if None in requests:
+        requests = []
+    allocator.reading.plan(requests, decode=batch.forward_mode.is_decode())
 
 
 def touch_waiting_prefix(original: Callable[..., None], req: Any, tree_cache: Any) -> None:

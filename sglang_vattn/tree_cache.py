@@ -23,7 +23,10 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.pool import VattnPool
 from sglang_vattn.radix import Node, PrefixTree
-from sglang_vattn.requests import RequestPages
+from sglang_vattn.request_pages import RequestPages
+
+
+HIGHEST_PRIORITY = 2**63 - 1
 
 
 def namespace_of(req: Any) -> Hashable:
@@ -58,7 +61,9 @@ class VattnTreeCache(BasePrefixCache):
         if params.enable_metrics:
             self.init_metrics_collector()
         allocator.tree_cache = self
-        self.tree = PrefixTree(allocator.pages, self.page_size, params.eviction_policy.lower())
+        self.tree = PrefixTree(
+            allocator.pages, self.page_size, params.eviction_policy.lower(), **(params.eviction_policy_config or {})
+        )
 
     @property
     def root_node(self) -> Node:
@@ -75,7 +80,7 @@ class VattnTreeCache(BasePrefixCache):
         if self.disable or len(key) == 0:
             root = self.root_node
             return MatchResult(0, root, root, root)
-        length, node = self.tree.match(key.token_ids, namespace, limit=len(key), priority=_priority(req))
+        length, node = self.tree.match(key.token_ids, namespace, limit=len(key))
         return MatchResult(length, node, node, node, cache_protected_len=self._whole_pages(length))
 
     def touch(self, req: Any) -> None:
@@ -116,7 +121,16 @@ class VattnTreeCache(BasePrefixCache):
             return
         request = self.allocator.requests[req.kv.req_pool_idx]
         tokens = req.full_untruncated_fill_ids[:up_to]
-        node = self.tree.insert(tokens, request.pages, namespace_of(req), priority=_priority(req)).node
+        namespace, priority = namespace_of(req), req.priority or 0
+        node = self.tree.insert(
+            tokens, request.pages, namespace, priority, inserted_len=req.kv.cache_inserted_len
+        ).node
+        prompt = len(req.origin_input_ids)
+        if 0 < prompt < up_to:
+            # Stock cuts the path at the prompt's end and ranks the prompt higher, so that answers, which are
+            # rarely hit, are evicted first.
+            prompt_priority = min(priority + 1, HIGHEST_PRIORITY)
+            self.tree.insert(tokens[:prompt], request.pages, namespace, prompt_priority, inserted_len=prompt)
         req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, up_to)
         previous, req.lock = req.lock, self.lock(node)
         self.unlock(previous)
@@ -169,7 +183,3 @@ class VattnTreeCache(BasePrefixCache):
 
     def _whole_pages(self, tokens: int) -> int:
         return tokens // self.page_size * self.page_size
-
-
-def _priority(req: Any) -> int:
-    return getattr(req, "priority", None) or 0

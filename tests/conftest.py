@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every test may use: the checkout's folders and the tiny models in build/."""
 
 from __future__ import annotations

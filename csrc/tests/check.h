@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(condition)                                                                   \
-  do {                                                                                     \
-    if (condition) break;                                                                  \
-    std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition);     \
-    std::abort();                                                                          \
+#define CHECK(condition)                                                               \
+  do {                                                                                 \
+    if (condition) break;                                                              \
+    std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
+    std::abort();                                                                      \
   } while (false)

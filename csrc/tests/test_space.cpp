@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The life of a row on the host driver, seen through real memory.
-#include "space.h"
-
 #include "check.h"
+#include "space.h"
 
 using vattn::AddressSpace;
 using vattn::Page;
@@ -18,11 +17,13 @@ int main() {
     AddressSpace& space = *made.value();
     CHECK(space.home_address() % granule == 0 && space.rows_address() % granule == 0);
     const auto home = [&](Page page) {
-      return reinterpret_cast<unsigned char*>(space.home_address() + static_cast<std::size_t>(page) * page_bytes);
+      return reinterpret_cast<unsigned char*>(space.home_address() +
+                                              static_cast<std::size_t>(page) * page_bytes);
     };
     const auto in_row = [&](int row, std::size_t index) {
       return reinterpret_cast<unsigned char*>(space.rows_address() +
-                                              static_cast<std::size_t>(row) * space.row_bytes() + index * page_bytes);
+                                              static_cast<std::size_t>(row) * space.row_bytes() +
+                                              index * page_bytes);
     };
     const int a = space.acquire_row().value(), b = space.acquire_row().value();
     CHECK(a != 0 && b != 0 && a != b);

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // common_prefix against a loop, for every length and place of the difference
 // around the block size.
-#include "tokens.h"
-
 #include <vector>
 
 #include "check.h"
+#include "tokens.h"
 
 int main() {
   for (std::size_t length : {0, 1, 2, 511, 512, 513, 1024, 1500}) {

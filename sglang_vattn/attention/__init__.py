@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_vattn.pool import VattnPool
 
 
 def wrap_backend(name: str, stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -16,12 +15,19 @@ def wrap_backend(name: str, stock: Callable[[Any], Any]) -> Callable[[Any], Any]
     """
 
     def factory(runner: Any) -> Any:
+        from sglang_vattn.pool import VattnPool
+
         if not isinstance(runner.token_to_kv_pool, VattnPool) or runner.is_draft_worker:
             return stock(runner)
         if name == "torch_native":
             from sglang_vattn.attention.host import HostRowBackend
 
             return HostRowBackend(runner)
+        if name == "fa3":
+            from sglang_vattn.attention.fa3 import Fa3RowBackend
+
+            return Fa3RowBackend(runner)
+        runner.token_to_kv_pool_allocator.reading.rows_possible = False
         return stock(runner)
 
     return factory

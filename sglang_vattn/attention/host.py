@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
@@ -22,6 +22,7 @@ class HostRowBackend(TorchNativeAttnBackend):
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
         self.allocator: VattnAllocator = runner.token_to_kv_pool_allocator
+        self.allocator.reading.share_possible = True
 
     def _run_sdpa_forward_extend(
         self,
@@ -40,7 +41,8 @@ class HostRowBackend(TorchNativeAttnBackend):
         sliding_window_size: int | None = None,
         **kw: Any,
     ) -> torch.Tensor:
-        if not (causal and self._by_rows(encoder_lens, sliding_window_size)):
+        plain = causal and encoder_lens is None and (sliding_window_size is None or sliding_window_size < 0)
+        if not (plain and self.allocator.reading.by_rows):
             return super()._run_sdpa_forward_extend(
                 query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, extend_prefix_lens,
                 extend_seq_lens, encoder_lens, scaling=scaling, causal=causal,
@@ -50,7 +52,7 @@ class HostRowBackend(TorchNativeAttnBackend):
         for slot, length, new in zip(
             req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True
         ):
-            k, v = self._row(k_cache, v_cache, slot, length)
+            k, v = self._row(k_cache, self.allocator.requests[slot].row, 0, length)
             output[start : start + new] = attend(query[start : start + new], k, v, scaling)
             start += new
         return output
@@ -69,30 +71,76 @@ class HostRowBackend(TorchNativeAttnBackend):
         sliding_window_size: int | None = None,
         **kw: Any,
     ) -> torch.Tensor:
-        if not self._by_rows(encoder_lens, sliding_window_size):
+        reading = self.allocator.reading
+        plain = encoder_lens is None and (sliding_window_size is None or sliding_window_size < 0)
+        if not (plain and (reading.by_rows or reading.groups)):
             return super()._run_sdpa_forward_decode(
                 query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, encoder_lens,
                 scaling=scaling, sliding_window_size=sliding_window_size, **kw,
             )  # fmt: skip
+        shared: dict[int, tuple[int, Partial]] = {}  # index in the batch -> (tokens, its attention to them)
+        for group in reading.groups:
+            tokens = group.node.end * self.allocator.page_size
+            k, v = self._row(k_cache, group.node.row, 0, tokens)
+            together = attend_partial(query[group.members], k, v, scaling)
+            shared |= {i: (tokens, Partial(*part)) for i, *part in zip(group.members, *together, strict=True)}
         for i, (slot, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
-            k, v = self._row(k_cache, v_cache, slot, length)
-            output[i : i + 1] = attend(query[i : i + 1], k, v, scaling)
+            start, prefix = shared.get(i, (0, None))
+            if reading.by_rows:
+                k, v = self._row(k_cache, self.allocator.requests[slot].row, start, length)
+            else:
+                slots = req_to_token[slot, start:length]
+                k, v = k_cache[slots], v_cache[slots]
+            if prefix is None:
+                output[i : i + 1] = attend(query[i : i + 1], k, v, scaling)
+            else:
+                output[i] = merge(prefix, Partial(*(part[0] for part in attend_partial(query[i : i + 1], k, v, scaling))))
         return output
 
-    def _by_rows(self, encoder_lens: torch.Tensor | None, sliding_window_size: int | None) -> bool:
-        no_window = sliding_window_size is None or sliding_window_size < 0
-        return self.allocator.reading.by_rows and encoder_lens is None and no_window
+    def _row(self, k_cache: torch.Tensor, row: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of tokens [start, end) in a row, (tokens, heads, dim), as views.
 
-    def _row(
-        self, k_cache: torch.Tensor, v_cache: torch.Tensor, slot: int, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the request in ``slot``, (length, heads, dim), views of its row.
-
-        SGLang's interface names the layer by its cache tensors; the rows of a layer lie at the same offset.
+        SGLang's interface names the layer by its cache tensors.
         """
-        row = self.allocator.requests[slot].row
         k_rows, v_rows = self.token_to_kv_pool.rows_of(k_cache)
-        return k_rows[row, :length], v_rows[row, :length]
+        return k_rows[row, start:end], v_rows[row, start:end]
+
+
+class Partial(NamedTuple):
+    """Attention to a part of the keys: (.., heads, dim), and the log-sum-exp of its scores, (.., heads)."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+def merge(a: Partial, b: Partial) -> torch.Tensor:
+    """Attention to the keys of both parts."""
+    weight = torch.sigmoid(a.lse - b.lse)[..., None]
+    return a.out * weight + b.out * (1 - weight)
+
+
+def attend_partial(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> Partial:
+    """Attention of every query to every key.
+
+    Parameters
+    ----------
+    q : (queries, q_heads, dim); k, v : (length, kv_heads, dim), (length, kv_heads, v_dim)
+
+    Returns
+    -------
+    Partial
+        (queries, q_heads, v_dim) and (queries, q_heads).
+    """
+    queries, q_heads, dim = q.shape
+    kv_heads = k.shape[1]
+    folded = q.view(queries, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+    scores = torch.bmm(folded, k.permute(1, 2, 0)) * (dim**-0.5 if scale is None else scale)
+    lse = scores.logsumexp(-1)
+    out = torch.bmm((scores - lse[..., None]).exp_(), v.transpose(0, 1))
+    return Partial(
+        out.view(kv_heads, queries, q_heads // kv_heads, -1).transpose(0, 1).reshape(queries, q_heads, -1),
+        lse.view(kv_heads, queries, -1).transpose(0, 1).reshape(queries, q_heads),
+    )
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:

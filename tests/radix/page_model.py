@@ -5,6 +5,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class Takes(Protocol):
+    """A store of either kind."""
+
+    def take(self, n: int) -> list[int] | None: ...
+
+
+def take(store: Takes, n: int) -> list[int]:
+    """``n`` pages, which must be there."""
+    pages = store.take(n)
+    assert pages is not None
+    return pages
 
 
 class PageModel:
@@ -50,9 +64,9 @@ class PageModel:
             self._add("ref", self.locked, pages, 1)
 
     def unref(self, pages: Sequence[int], locked: bool) -> None:
-        self._add("unref", self.tree, pages, -1)
         if locked:
             self._add("unref", self.locked, pages, -1)
+        self._add("unref", self.tree, pages, -1)
 
     def lock(self, pages: Sequence[int]) -> None:
         self._add("lock", self.locked, pages, 1)

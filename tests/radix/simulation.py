@@ -14,12 +14,18 @@ from dataclasses import dataclass, field
 
 from sglang_vattn._core import Pages
 from sglang_vattn.radix import Node, PrefixTree
+
 from tests.radix.page_model import PageModel
+
+
+def seed(namespace: Hashable) -> int:
+    """The hash of the empty prefix. By repr, since "ab" and b"ab" hash alike."""
+    return hash(("namespace", repr(namespace)))
 
 
 def prefix_hashes(namespace: Hashable, tokens: Iterable[int]) -> list[int]:
     """The hash of each prefix of ``tokens``, the namespace being its root."""
-    out, last = [], hash(("namespace", namespace))
+    out, last = [], seed(namespace)
     for token in tokens:
         last = hash((last, token))
         out.append(last)
@@ -34,8 +40,9 @@ class LockstepPages(PageModel):
         self.core = Pages(num_pages)
 
     def take(self, n: int) -> list[int] | None:
+        enough = self.count("free") >= n
         pages = self.core.take(n)
-        assert (pages is None) == (self.count("free") < n)
+        assert (pages is not None) == enough
         assert pages is None or all(self.state(page) == "free" for page in pages)
         self.owned.update(pages or ())
         return pages
@@ -105,7 +112,7 @@ class Engine:
         return length, node
 
     def admit(self, tokens: array[int], namespace: Hashable = None, end: int | None = None) -> Request | None:
-        """Match, lock, share whole pages, copy the rest of the next one, compute up to ``end``; None if it must wait."""
+        """Match, lock, share whole pages, copy the rest of the next, compute up to ``end``; None if it must wait."""
         length, node = self.match(tokens, namespace, len(tokens) - 1)
         self.tree.lock(node)
         shared, rest = divmod(length, self.size)
@@ -126,7 +133,7 @@ class Engine:
         if not self._grow(request, len(request.tokens) + len(tokens)):
             return False
         for token in tokens:
-            last = request.hashes[-1] if request.hashes else hash(("namespace", request.namespace))
+            last = request.hashes[-1] if request.hashes else seed(request.namespace)
             request.tokens.append(token)
             request.hashes.append(hash((last, token)))
             self._write(request, len(request.tokens) - 1, request.hashes[-1])
@@ -136,9 +143,7 @@ class Engine:
         """Insert what is computed, the partial page included, and move the lock to where it ends."""
         tokens = request.tokens[:end]
         expected = next((n for n, h in enumerate(request.hashes[:end]) if h not in self.cached), len(tokens))
-        cached, node = self.tree.insert(
-            tokens, request.pages, request.namespace, inserted_len=request.inserted_len
-        )
+        cached, node = self.tree.insert(tokens, request.pages, request.namespace, inserted_len=request.inserted_len)
         assert (cached, node.end) == (expected, len(tokens))
         self.cached.update(request.hashes[:end])
         request.inserted_len = max(request.inserted_len, len(tokens))
@@ -189,18 +194,18 @@ class Engine:
     def tree_hashes(self) -> set[int]:
         """The hashes of all strings in the tree, each of which must be in the memory of its path."""
         out: set[int] = set()
-        stack = [(root, prefix_hashes(name, ())) for name, root in self.tree.root_node.children.items()]
-        names = {root: name for name, root in self.tree.root_node.children.items()}
+        stack: list[tuple[Node, int, list[int]]] = [
+            (root, seed(namespace), []) for namespace, root in self.tree.root_node.children.items()
+        ]
         while stack:
-            node, above = stack.pop()
-            last = above[-1] if above else hash(("namespace", names[node] if node in names else names[node.parent]))
-            hashes = list(above)
+            node, last, hashes = stack.pop()
+            hashes = list(hashes)
             for token in node.tokens:
                 last = hash((last, token))
                 hashes.append(last)
             self.check_memory(self.tree.path_pages(node), hashes)
             out.update(hashes[node.start :])
-            stack.extend((child, hashes) for child in node.children.values())
+            stack.extend((child, last, hashes) for child in node.children.values())
         return out
 
     def _grow(self, request: Request, end: int) -> bool:

@@ -9,14 +9,15 @@ of n frees the same n). After each step the cached token strings must be equal, 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sglang_vattn.radix import Node, PrefixTree
 
-from sglang_vattn.radix import PrefixTree
-from tests.radix.page_model import PageModel
+from tests.radix.page_model import PageModel, take
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
@@ -27,7 +28,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType  # noqa: E402
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
 
-Prefix = tuple[str | None, tuple[int, ...]]  # namespace, tokens from the start
+Prefix = tuple[Hashable, tuple[int, ...]]  # namespace, tokens from the start
 
 
 class NoPool:
@@ -83,7 +84,7 @@ class Stock:
         self.tree.unlock(lock)
 
     def evict(self, n: int) -> int:
-        return self.tree.evict(EvictParams(num_tokens=n)).num_tokens_evicted
+        return int(self.tree.evict(EvictParams(num_tokens=n)).num_tokens_evicted)
 
     def cached(self) -> set[Prefix]:
         if not self.tree.evictable_size() + self.tree.protected_size():
@@ -106,8 +107,7 @@ class Ours:
         self.reset()
 
     def insert(self, tokens: list[int], namespace: str | None, priority: int, inserted_len: int) -> tuple[int, Any]:
-        pages = self.store.take(len(tokens))
-        assert pages is not None
+        pages = take(self.store, len(tokens))
         result = self.tree.insert(array("q", tokens), pages, namespace, priority, inserted_len=inserted_len)
         self.store.release(pages)
         return result
@@ -130,7 +130,9 @@ class Ours:
 
     def cached(self) -> set[Prefix]:
         out: set[Prefix] = set()
-        stack = [(root, key, ()) for key, root in self.tree.root_node.children.items()]
+        stack: list[tuple[Node, Hashable, tuple[int, ...]]] = [
+            (root, key, ()) for key, root in self.tree.root_node.children.items()
+        ]
         while stack:
             node, namespace, path = stack.pop()
             tokens = (*path, *node.tokens)
@@ -177,7 +179,7 @@ def trees(policy: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "priority"])
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_same_strings_stay_cached(policy: str, steps: list[Step]) -> None:
     drive(trees(policy), steps)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real servers that the serving tests talk to. Each starts when first asked for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Greedy output and hits equal those of stock SGLang at page size 1, whatever our page size."""
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from tests.support.server import STRICT, Server
 
 
 class Arm(NamedTuple):
+    """A server to test: what to start, and the page size that it must come up with."""
+
     name: str
-    page_size: int  # expected
-    flags: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    page_size: int
+    env: dict[str, str]
     command: tuple[str, ...] = ("-m", "sglang.launch_server")
 
 
 ARMS = [
-    Arm("page16", 16),  # the session's server, see conftest.py
-    Arm("host-default", 128, command=(str(Path(sys.executable).parent / "sglang"), "serve")),
-    Arm("2MiB-granule", 1024, env={"VATTN_HOST_GRANULE": str(2 << 20)}),
+    Arm("page16", 16, {}),  # the session's server, see conftest.py
+    Arm("host-default", 128, {}, command=(str(Path(sys.executable).parent / "sglang"), "serve")),
+    Arm("2MiB-granule", 1024, {"VATTN_HOST_GRANULE": str(2 << 20)}),
 ]
 
 
@@ -47,7 +49,7 @@ def running(
     if arm.name == "page16":
         yield request.getfixturevalue("page16")
         return
-    flags = ["--kv-backend=vattn", AMPLE_POOL, *arm.flags]
+    flags = ["--kv-backend=vattn", AMPLE_POOL]
     folder = tmp_path_factory.mktemp(arm.name)
     with Server(llama, folder, flags, env=STRICT | arm.env, command=arm.command) as server:
         yield server

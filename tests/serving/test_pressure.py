@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small pools: eviction, retraction, torn chunks, aborts. Outputs stay right throughout."""
 
 from __future__ import annotations
@@ -47,17 +48,14 @@ def test_retraction_and_eviction(server: Server, golden: Golden) -> None:
     assert sum(answer.cached_tokens for answer in answers) > 0
 
 
-def test_retraction_of_everything_at_every_third_step(
-    llama: Path, golden: Golden, tmp_path: Path
-) -> None:
+def test_retraction_of_everything_at_every_third_step(llama: Path, golden: Golden, tmp_path: Path) -> None:
     """SGLang's own test switch; what is retracted is computed again, from the cache."""
     flags = [*SMALL, "--max-total-tokens=2048"]
-    with Server(llama, tmp_path, flags, env=STRICT | {"SGLANG_TEST_RETRACT": "1"}) as server:
-        with unharmed(server):
-            cases = golden["stress"]
-            answers = server.many(jobs(cases), AT_ONCE)
-            assert_same_outputs(cases, answers)
-            assert sum(answer.meta["num_retractions"] for answer in answers) > len(cases)
+    with Server(llama, tmp_path, flags, env=STRICT | {"SGLANG_TEST_RETRACT": "1"}) as server, unharmed(server):
+        cases = golden["stress"]
+        answers = server.many(jobs(cases), AT_ONCE)
+        assert_same_outputs(cases, answers)
+        assert sum(answer.meta["num_retractions"] for answer in answers) > len(cases)
 
 
 def test_chunks_tear_pages(server: Server, golden: Golden) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sharing is real: one physical page at many addresses, seen from outside the process."""
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Decoding:
         return last
 
     def abort(self) -> None:
-        self._server.abort(self.group)  # the ids that start with it, and no others
+        for i in range(len(self._answers)):
+            self._server.abort(f"{self.group}{i:02d}")
         for answer in self._answers:
             assert answer().finish == "abort", "one ended before the test had looked"
 

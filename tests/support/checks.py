@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that many serving tests share."""
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def assert_same_outputs(cases: Sequence[Case], answers: Sequence[Answer]) -> Non
             pairs = zip(case.output, answer.output, strict=False)
             at = next((j for j, (a, b) in enumerate(pairs) if a != b), len(answer.output))
             wrong.append(
-                f"case {i}: prompt {len(case.prompt)}, cached {answer.cached_tokens} (sequential "
-                f"{case.cached_tokens}), {answer.finish}, differs at output {at} of {case.new_tokens}"
+                f"case {i}: prompt {len(case.prompt)}, cached {answer.cached_tokens}, "
+                f"{answer.finish}, differs at output {at} of {case.new_tokens}"
             )
     assert not wrong, f"{len(wrong)} of {len(cases)} differ:\n" + "\n".join(wrong[:8])
 

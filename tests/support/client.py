@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A blocking client of SGLang's native HTTP routes, with a time limit on every call."""
 
 from __future__ import annotations
@@ -88,9 +89,7 @@ class Client:
         body = self._generation([list(ids) for ids in prompts], new_tokens, None)
         return [Answer.parse(one) for one in json.loads(self.text("/generate", body))]
 
-    def stream(
-        self, ids: Sequence[int], new_tokens: int, rid: str | None = None
-    ) -> Iterator[Answer]:
+    def stream(self, ids: Sequence[int], new_tokens: int, rid: str | None = None) -> Iterator[Answer]:
         """The growing answer, once per chunk that the server sends."""
         body = {**self._generation(list(ids), new_tokens, rid), "stream": True}
         with self.open("/generate", body) as response:

@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle: what stock SGLang 0.5.23 at page size 1 answers, from its own real server.
 
-Nothing of ours is loaded in that server (SGLANG_PLUGINS). Requests run one at a time from an
-empty cache, and the pool is so large that nothing is evicted, so outputs *and* cached_tokens
-are those that an exact prefix cache must give.
+Nothing of ours is loaded in that server (SGLANG_PLUGINS). A workload starts from an empty cache,
+and the pool is so large that nothing is evicted. Where its requests run one at a time,
+cached_tokens too are what an exact prefix cache must give.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.client import Client
+from tests.support.client import Answer, Client
 from tests.support.server import NO_PLUGINS, STRICT, Server
 from tests.support.workload import WORKLOADS
 
@@ -22,7 +23,7 @@ class Case(NamedTuple):
     prompt: tuple[int, ...]
     new_tokens: int
     output: tuple[int, ...]
-    cached_tokens: int  # in a sequential run from an empty cache
+    cached_tokens: int  # right for a workload of one at a time
 
 
 def stock_server(model: Path, folder: Path) -> Server:
@@ -48,14 +49,22 @@ class Golden:
 
     def _compute(self, workload: str) -> list[Case]:
         self._stock.flush()
+        work = WORKLOADS[workload]()
+        if work.at_once > 1:
+            jobs = [(step.ids, step.new_tokens) for step in work.steps]
+            answers = self._stock.many(jobs, work.at_once)
+            return [self._case(*job, answer) for job, answer in zip(jobs, answers, strict=True)]
         cases: list[Case] = []
-        for step in WORKLOADS[workload]().steps:
+        for step in work.steps:
             before: tuple[int, ...] = ()
             if step.follows is not None:
                 earlier = cases[step.follows]
                 before = earlier.prompt + earlier.output
             prompt = before + step.ids
-            answer = self._stock.generate(prompt, step.new_tokens)
-            assert len(answer.output) == step.new_tokens, answer
-            cases.append(Case(prompt, step.new_tokens, answer.output, answer.cached_tokens))
+            cases.append(self._case(prompt, step.new_tokens, self._stock.generate(prompt, step.new_tokens)))
         return cases
+
+    @staticmethod
+    def _case(prompt: tuple[int, ...], new_tokens: int, answer: Answer) -> Case:
+        assert len(answer.output) == new_tokens, answer
+        return Case(prompt, new_tokens, answer.output, answer.cached_tokens)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which page of the KV cache is mapped where, read from /proc/<pid>/maps.
 
 That is the kernel's word, not the plugin's: pages are slices of one memfd, so a page that is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny random model and a byte-level tokenizer, written to a folder without any download.
 
 Four layers, two KV heads of 32 dimensions: 2 KiB of KV a token in float32, so a host page

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deterministic prompt sets. Each hits one of the places where a prefix cache goes wrong.
 
 A prompt is a list of token ids below 256 (any byte). Two prompts that are meant to share
@@ -22,9 +23,10 @@ class Step:
 
 @dataclass
 class Workload:
-    """Steps in the order of a sequential run."""
+    """Steps in the order in which they are sent: one at a time, unless `at_once` is more."""
 
     seed: int
+    at_once: int = 1
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -53,13 +55,14 @@ def corner_lengths(page: int) -> list[int]:
     return sorted(n for n in around | {2, page // 2} if n > 0)
 
 
-def corners(page: int, documents: int, seed: int = 1) -> Workload:
+def corners(page: int, documents: int, brief: bool = False) -> Workload:
     """Around page borders: shared, equal, nested, branching, and conversations.
 
     Of two documents, one is sent whole at first (later prompts split its nodes), and one grows
-    from its shortest prefix on (later prompts extend them).
+    from its shortest prefix on (later prompts extend them). `brief` leaves out what costs most
+    with very large pages: the prefixes that equal a whole prompt, and all branches but one.
     """
-    work = Workload(seed)
+    work = Workload(seed=1)
     for number in range(documents):
         document = work.tokens(3 * page + page // 2 + 3)
         lengths = corner_lengths(page)
@@ -68,18 +71,18 @@ def corners(page: int, documents: int, seed: int = 1) -> Workload:
             lengths.reverse()
         for shared in lengths:
             work.sharing(document, shared, tail=1 + work.random.randrange(page // 4 + 3), new_tokens=4)
-        for length in lengths:  # the whole prompt is in the cache: all but its last token hits
+        for length in [] if brief else lengths:  # all of the prompt is cached: all but a token hits
             work.add(document[:length], 3)
         whole = work.add(document, 9)
         work.add(document, 9)
-        _branches(work, document, page)
+        _branches(work, document, page, 1 if brief else 3)
         _conversation(work, whole, page)
     return work
 
 
-def _branches(work: Workload, document: Sequence[int], page: int) -> None:
+def _branches(work: Workload, document: Sequence[int], page: int, count: int) -> None:
     """A tree under one document: branches at, before and after a border, and one in a branch."""
-    for cut in (page + page // 3, page + page // 3 + 1, 2 * page):
+    for cut in (page + page // 3, page + page // 3 + 1, 2 * page)[:count]:
         own = work.tokens(page + 5)
         work.add([*document[:cut], *own], 4)
         work.add([*document[:cut], *own[: page // 2], *work.tokens(7)], 4)
@@ -96,21 +99,21 @@ def _conversation(work: Workload, first: int, page: int) -> None:
         turn = work.add(work.tokens(question), min(page + 2, 40), follows=turn)
 
 
-def stress(count: int = 90, seed: int = 7) -> Workload:
-    """Random cuts of four documents, with outputs of up to 50 tokens."""
-    work = Workload(seed)
+def stress(count: int = 72, seed: int = 7) -> Workload:
+    """Random cuts of four documents, with outputs of up to 40 tokens."""
+    work = Workload(seed, at_once=8)
     documents = [work.tokens(400) for _ in range(4)]
     for _ in range(count):
         document = work.random.choice(documents)
         shared = work.random.randrange(1, 400)
-        work.sharing(document, shared, 1 + work.random.randrange(60), 1 + work.random.randrange(50))
+        work.sharing(document, shared, 1 + work.random.randrange(60), 1 + work.random.randrange(40))
     return work
 
 
 #: name -> how to make it. The numbers after "corners" are tokens a page.
 WORKLOADS = {
-    "corners-16": lambda: corners(16, documents=6),
-    "corners-128": lambda: corners(128, documents=3),
-    "corners-1024": lambda: corners(1024, documents=1),
+    "corners-16": lambda: corners(16, documents=4),
+    "corners-128": lambda: corners(128, documents=2),
+    "corners-1024": lambda: corners(1024, documents=1, brief=True),
     "stress": stress,
 }

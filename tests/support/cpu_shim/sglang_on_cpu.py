@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Test only: lets the unmodified `sglang` wheel run on a machine without an accelerator.
 
 It is for `--device cpu --attention-backend torch_native` and a CPU build of torch, with

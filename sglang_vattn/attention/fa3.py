@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashAttention 3 on rows: SGLang's FA3 backend, reading each request's row instead of a page table.
+
+A decode batch runs as one of the captured graph variants (see :class:`RowGraphVariants`); prefill and eager
+decode choose per batch. What rows do not serve goes to SGLang's own code, by page table over home slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
+from sglang.srt.layers.attention.flashattention_backend import (
+    FlashAttentionBackend,
+    FlashAttentionMetadata,
+    normal_decode_set_metadata,
+)
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.model_executor.runner_utils.capture_mode import get_capture_attention_variant
+
+from sglang_vattn.allocator import VattnAllocator
+from sglang_vattn.attention.groups import GroupBuffers
+from sglang_vattn.attention.two_level import merge, own_part
+from sglang_vattn.attention.variants import ROWS, SHARED
+from sglang_vattn.pool import VattnPool
+
+
+class Fa3RowBackend(FlashAttentionBackend):
+    """FA3 without a page table where the batch's rows are mapped.
+
+    ``row_index`` is int32 (batch,): the row of each request of the running forward, or None when it reads
+    pages. Padding lanes of a captured graph have request slot 0, which leads to row 0, the dummy row.
+    ``groups`` holds the device side of the batch's groups while it reads common prefixes once, else None.
+    """
+
+    current: ClassVar[Fa3RowBackend | None] = None  # the one of this process's model; graph_variants asks for it
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__(runner)
+        type(self).current = self
+        pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
+        assert isinstance(pool, VattnPool) and isinstance(allocator, VattnAllocator)
+        self.pool, self.allocator = pool, allocator
+        self.row_index: torch.Tensor | None = None
+        self.groups: GroupBuffers | None = None
+        self._graph_row_index: torch.Tensor | None = None
+        self._group_buffers: dict[int, GroupBuffers] = {}  # by graph size
+        self._side_stream = torch.cuda.Stream()
+        # Features of the model whose attention rows do not serve; then every batch reads pages.
+        self._model_fits = not (
+            self.is_encoder_decoder
+            or self.use_sliding_window_kv_pool
+            or self.local_attn_builder is not None
+            or self.is_prefill_aware_swa
+            or self.fa_skip_kv_cache
+            or self.attn_cp_size > 1
+        )
+        allocator.reading.rows_possible = allocator.reading.share_possible = self._model_fits
+
+    # ------------------------------------------------------------------ metadata
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Eager decode, and prefill with or without graphs around its layers."""
+        mode = forward_batch.forward_mode
+        plain = forward_batch.spec_info is None and (mode.is_decode() or mode.is_extend_without_speculative())
+        self.groups = None  # only captured graphs read by groups
+        if not (plain and self._model_fits and self.allocator.reading.by_rows):
+            self.row_index = None
+            super().init_forward_metadata(forward_batch)
+            return
+        lengths = forward_batch.seq_lens
+        longest = int(forward_batch.seq_lens_cpu.max())
+        metadata = FlashAttentionMetadata()
+        metadata.cache_seqlens_int32 = lengths.to(torch.int32)
+        metadata.max_seq_len_k = longest
+        self.row_index = self.allocator.rows.table[forward_batch.req_pool_indices]
+        if mode.is_decode():
+            batch = forward_batch.batch_size
+            metadata.cu_seqlens_q = torch.arange(0, batch + 1, dtype=torch.int32, device=lengths.device)
+            metadata.scheduler_metadata = self._compute_scheduler_metadata(
+                batch, longest, metadata.cache_seqlens_int32, metadata.cu_seqlens_q
+            )
+        else:
+            metadata.max_seq_len_q = max(forward_batch.extend_seq_lens_cpu)
+            new = torch.cumsum(forward_batch.extend_seq_lens, dim=0, dtype=torch.int32)
+            metadata.cu_seqlens_q = torch.nn.functional.pad(new, (1, 0))
+        self.forward_metadata = metadata
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        super().init_cuda_graph_state(max_bs, max_num_tokens)
+        self._graph_row_index = torch.zeros(max_bs, dtype=torch.int32, device=self.device)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        reading, batch = self.allocator.reading, forward_batch.batch_size
+        variant = get_capture_attention_variant() if in_capture else reading.variant
+        if not forward_batch.forward_mode.is_decode_or_idle():
+            variant = None
+        assert self._graph_row_index is not None
+        self.row_index = self._graph_row_index[:batch] if variant == ROWS else None
+        self.groups = None
+        if variant == SHARED:
+            if batch not in self._group_buffers:
+                self._group_buffers[batch] = GroupBuffers(batch, self.pool.page_size, self.device)
+            self.groups = self._group_buffers[batch]
+            if not in_capture:
+                self.groups.update(reading.groups, reading.groups_version)
+        super().init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
+
+    def _set_decode_page_metadata(
+        self, plan: Any, metadata: Any, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, seq_len_delta: int
+    ) -> None:
+        """SGLang fills a decode graph's lengths and page table here; rows need their index instead of the table."""
+        if self.groups is not None:
+            own_part(
+                self.req_to_token, req_pool_indices, seq_lens, self.groups.shared_pages, self.page_size,
+                page_table=metadata.page_table, own_lens=metadata.cache_seqlens_int32,
+            )  # fmt: skip
+            return
+        if self.row_index is None:
+            super()._set_decode_page_metadata(plan, metadata, req_pool_indices, seq_lens, seq_len_delta)
+            return
+        normal_decode_set_metadata(
+            metadata.cache_seqlens_int32,
+            metadata.cu_seqlens_k,
+            metadata.page_table,
+            self.req_to_token,
+            req_pool_indices,
+            self.max_num_pages,
+            seq_lens,
+            seq_len_delta,
+            self.page_size,
+            metadata.swa_page_table,
+            skip_page_table=True,
+        )
+        torch.index_select(self.allocator.rows.table, 0, req_pool_indices, out=self.row_index)
+
+    def _compute_scheduler_metadata(
+        self, batch_size: int, max_seq_len_k: int, cache_seqlens: torch.Tensor, cu_seqlens_q: torch.Tensor
+    ) -> torch.Tensor | None:
+        if self.row_index is None:
+            return super()._compute_scheduler_metadata(batch_size, max_seq_len_k, cache_seqlens, cu_seqlens_q)
+        page_size, self.page_size = self.page_size, None  # the schedule of a kernel without a page table
+        try:
+            return super()._compute_scheduler_metadata(batch_size, max_seq_len_k, cache_seqlens, cu_seqlens_q)
+        finally:
+            self.page_size = page_size
+
+    # ------------------------------------------------------------------ forward
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        return_lse: bool = False,
+        **kw: Any,
+    ) -> Any:
+        if self.row_index is None:
+            return super().forward_extend(
+                q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, return_lse=return_lse, **kw
+            )
+        self._store(k, v, layer, forward_batch, save_kv_cache)
+        return self._read_rows(q, layer, forward_batch, return_lse, **kw)
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        return_lse: bool = False,
+        **kw: Any,
+    ) -> Any:
+        two_level = self.groups is not None and not _windowed(layer) and not return_lse and kw.get("sinks") is None
+        if self.row_index is None and not two_level:
+            assert self.groups is None, "a layer that cannot read by groups in a graph that does"
+            return super().forward_decode(
+                q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, return_lse=return_lse, **kw
+            )
+        self._store(k, v, layer, forward_batch, save_kv_cache)
+        if two_level:
+            return self._read_groups(q, layer, forward_batch)
+        return self._read_rows(q, layer, forward_batch, return_lse, **kw)
+
+    def _read_groups(self, q: torch.Tensor, layer: Any, forward_batch: Any) -> torch.Tensor:
+        """One layer's decode attention in two levels: each group's prefix once, each request's own part, merged."""
+        metadata, groups = self.forward_metadata, self.groups
+        assert groups is not None
+        q = q.contiguous().view(-1, layer.tp_q_head_num, layer.head_dim)
+        index = layer.layer_id - self.pool.start_layer
+        common = {"softmax_scale": layer.scaling, "softcap": layer.logit_cap, "return_softmax_lse": True, "ver": 3}
+        # Both calls wait more than they read, so they run side by side (branches, in the captured graph).
+        main, side = torch.cuda.current_stream(), self._side_stream
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            shared, shared_lse, *_ = flash_attn_with_kvcache(
+                q=q.index_select(0, groups.order),
+                k_cache=self.pool.k_rows[index],
+                v_cache=self.pool.v_rows[index],
+                cache_batch_idx=groups.rows,
+                cache_seqlens=groups.prefix_tokens,
+                cu_seqlens_q=groups.bounds,
+                max_seqlen_q=len(groups.order),
+                causal=False,
+                **common,
+            )
+        k_pages, v_pages = self.get_paged_mha_kv_cache(layer)
+        own, own_lse, *_ = flash_attn_with_kvcache(
+            q=q,
+            k_cache=k_pages,
+            v_cache=v_pages,
+            page_table=metadata.page_table,
+            cache_seqlens=metadata.cache_seqlens_int32,
+            cu_seqlens_q=metadata.cu_seqlens_q,
+            max_seqlen_q=1,
+            causal=True,
+            num_splits=self.num_splits,
+            scheduler_metadata=metadata.scheduler_metadata,
+            **common,
+        )
+        main.wait_stream(side)
+        buffer = getattr(forward_batch, "_attn_output", None)
+        out = own if buffer is None else buffer.view(own.shape)
+        merge(shared, shared_lse, own, own_lse, groups.position, groups.shared_pages, out)
+        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+    def _store(
+        self, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any, forward_batch: Any, save_kv_cache: bool
+    ) -> None:
+        """Write this step's K and V by home slot; a launch of its own, so that rows see it (design.md, Mapping 6)."""
+        if k is not None and save_kv_cache:
+            self.pool.set_kv_buffer(
+                layer, KVWriteLoc.for_layer(forward_batch, layer, swa_loc=None), k, v, layer.k_scale, layer.v_scale
+            )
+
+    def _read_rows(
+        self, q: torch.Tensor, layer: Any, forward_batch: Any, return_lse: bool, sinks: Any = None, **unused: Any
+    ) -> Any:
+        """The attention of one layer over rows; (tokens, heads * v_dim), with the log-sum-exp if asked for."""
+        metadata = self.forward_metadata
+        windowed = _windowed(layer)
+        causal = layer.attn_type not in (AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL)
+        window = (layer.sliding_window_size, 0 if causal else layer.sliding_window_size) if windowed else (-1, -1)
+        index = layer.layer_id - self.pool.start_layer
+        buffer = getattr(forward_batch, "_attn_output", None)
+        kwargs = {} if sinks is None else {"sinks": sinks}
+        result = flash_attn_with_kvcache(
+            q=q.contiguous().view(-1, layer.tp_q_head_num, layer.head_dim),
+            k_cache=self.pool.k_rows[index],
+            v_cache=self.pool.v_rows[index],
+            cache_batch_idx=self.row_index,
+            cache_seqlens=metadata.cache_seqlens_int32,
+            cu_seqlens_q=metadata.cu_seqlens_q,
+            max_seqlen_q=metadata.max_seq_len_q,
+            softmax_scale=layer.scaling,
+            causal=causal,
+            window_size=window,
+            softcap=layer.logit_cap,
+            num_splits=self.num_splits,
+            return_softmax_lse=return_lse,
+            out=None if buffer is None else buffer.view(-1, layer.tp_q_head_num, layer.v_head_dim),
+            scheduler_metadata=None if windowed else metadata.scheduler_metadata,
+            ver=self.fa_impl_ver,
+            **kwargs,
+        )
+        out = result[0] if return_lse else result
+        out = out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+        return (out, result[1].T.contiguous()) if return_lse else out
+
+
+def _windowed(layer: Any) -> bool:
+    return layer.sliding_window_size is not None and layer.sliding_window_size > -1

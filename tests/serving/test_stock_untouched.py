@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Without the flag, a server with the plugin installed is a stock server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.checks import assert_same_hits, assert_same_outputs
+from tests.support.golden import Golden
+from tests.support.server import RECORD, STRICT, Server
+
+#: What SGLang itself logs about any plugin, and the arguments (which have the flag's entry).
+ABOUT_PLUGINS = re.compile(r"plugin|vattn_probe|server_args=|hook\(s\) to", re.IGNORECASE)
+#: Numbers, addresses and measured times differ from run to run.
+VARYING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?")
+OUR_FIELDS = {"kv_backend", "vattn_read", "vattn_rows"}
+
+
+def start(llama: Path, root: Path, folder: Path, plugins: str) -> Server:
+    env = {"PYTHONPATH": str(root / "tests" / "support" / "probe"), "SGLANG_PLUGINS": plugins}
+    flags = ["--page-size=1", "--max-total-tokens=131072", "--chunked-prefill-size=8192", "--enable-metrics"]
+    return Server(llama, folder, flags, env=STRICT | env)
+
+
+@pytest.fixture(scope="module")
+def pair(llama: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """(with our plugin loaded but no flag, without our plugin)"""
+    ours = start(llama, root, tmp_path_factory.mktemp("unflagged"), "probe,vattn")
+    stock = start(llama, root, tmp_path_factory.mktemp("without"), "probe")
+    with ours, stock:
+        yield ours, stock
+
+
+def records(server: Server) -> set[str]:
+    """The kinds of log records: what varies is cut out, and so is what only plugins cause."""
+    whole = (VARYING.sub("#", record).strip() for record in RECORD.split(server.log()))
+    return {record for record in whole if not ABOUT_PLUGINS.search(record)}
+
+
+def metric_names(server: Server) -> set[str]:
+    return set(re.findall(r"^# TYPE (\S+ \S+)", server.text("/metrics"), re.MULTILINE))
+
+
+def test_same_answers_logs_metrics_and_classes(pair: tuple[Server, Server], golden: Golden) -> None:
+    ours, stock = pair
+    assert "Loaded plugin vattn" in ours.log()
+    assert "Skipping plugin vattn" in stock.log()
+    for server in pair:
+        cases = golden["corners-16"]
+        server.flush()
+        answers = server.many([(case.prompt, case.new_tokens) for case in cases], at_once=1)
+        assert_same_outputs(cases, answers)
+        assert_same_hits(cases, answers)
+
+    ours_info, stock_info = ours.info(), stock.info()
+    classes = ours_info["internal_states"][0]["classes"]
+    assert classes == stock_info["internal_states"][0]["classes"]
+    assert classes["tree"].startswith("sglang.")
+    assert set(ours_info) - set(stock_info) == OUR_FIELDS
+    assert "vattn" not in ours_info["internal_states"][0]
+    assert ours_info["kv_backend"] == "default"
+
+    assert metric_names(ours) == metric_names(stock) != set()
+    assert records(ours) == records(stock)
+    for server in pair:
+        server.assert_clean()
