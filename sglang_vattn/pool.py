@@ -146,6 +146,11 @@ class VattnPool(MHATokenToKVPool):
             )
         self.drop_queued()
 
+    def poison(self, pages: list[int]) -> None:
+        """Fill pages with NaN (all bits set). For tests (``VATTN_TEST_POISON``): nobody may read free pages."""
+        for page in pages:
+            self.home_tokens[page * self.page_size : (page + 1) * self.page_size].fill_(0xFF)
+
     def drop_queued(self) -> None:
         """Forget queued operations; for a flush of the cache, when nobody waits for them."""
         self._zeroes.clear()

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.tree_cache import VattnTreeCache
+
+POISON = os.environ.get("VATTN_TEST_POISON") == "1"
 
 
 def alloc_for_extend(original: Callable[..., Any], batch: Any, *a: Any, **kw: Any) -> Any:
@@ -54,6 +57,8 @@ def before_forward(self: Any, batch: Any, *a: Any, **kw: Any) -> None:
     allocator = getattr(batch, "token_to_kv_pool_allocator", None)
     if not isinstance(allocator, VattnAllocator):
         return
+    if POISON:
+        allocator.get_kvcache().poison(allocator.pages.free_list()[: allocator.pages.free - allocator.pages.reserved])
     allocator.get_kvcache().flush()
     allocator.keep_ahead()
     allocator.rows.before_forward()

@@ -27,14 +27,18 @@ def distribution(top: list[Any], vocabulary: int) -> np.ndarray:
 def main() -> None:
     import sglang
 
+    from tests.gpu import jobs
+
     jobs_file, out_file, arguments = sys.argv[1:4]
+    options = json.loads(arguments)
     with open(jobs_file) as stream:
         spec = json.load(stream)
     vocabulary = spec["vocabulary"]
-    engine = sglang.Engine(**{**spec["engine"], **json.loads(arguments)})
+    groups = jobs.with_nan(spec["groups"]) if options.pop("nan", False) else spec["groups"]
+    engine = sglang.Engine(**{**spec["engine"], **options})
     out: dict[str, np.ndarray] = {}
     cached: list[int] = []
-    for group in spec["groups"]:  # a group is sent at once, groups one after the other
+    for group in groups:  # a group is sent at once, groups one after the other
         answers = engine.generate(
             input_ids=[job["ids"] for job in group],
             sampling_params=[
@@ -44,7 +48,9 @@ def main() -> None:
             logprob_start_len=-1,
             top_logprobs_num=vocabulary,
         )
-        for answer in answers:
+        for job, answer in zip(group, answers, strict=True):
+            if job.get("skip"):
+                continue
             index = len(cached)
             out[f"tokens_{index}"] = np.array(answer["output_ids"], dtype=np.int64)
             out[f"logprobs_{index}"] = np.stack(

@@ -12,7 +12,11 @@ VOCABULARY = 512
 PAGE = 128  # tokens a page of the model below: 8 layers x 8 heads x 2 x 128 x 2 bytes = 32 KiB a token, 64 tokens = 2 MiB
 
 
-def write_model(path: Path, *, layers: int = 8, context: int = 16384) -> None:
+NAN_TOKEN = VOCABULARY - 1  # its embedding is NaN, so a prompt that holds it makes NaN in K and V
+LONG_PROMPT = 128_000
+
+
+def write_model(path: Path, *, layers: int = 8, context: int = 131072) -> None:
     """A bf16 Llama with seeded random weights, 32 query and 8 KV heads of 128."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -32,7 +36,11 @@ def write_model(path: Path, *, layers: int = 8, context: int = 16384) -> None:
         bos_token_id=0,
         eos_token_id=1,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[NAN_TOKEN] = float("nan")
+        model.lm_head.weight[NAN_TOKEN] = 0  # and it is not what the model says
+    model.save_pretrained(path)
 
 
 def prompt_groups(count: int = 200, seed: int = 1) -> list[list[dict[str, Any]]]:
@@ -40,7 +48,7 @@ def prompt_groups(count: int = 200, seed: int = 1) -> list[list[dict[str, Any]]]
     rng = random.Random(seed)
 
     def tokens(n: int) -> list[int]:
-        return [rng.randrange(2, VOCABULARY) for _ in range(n)]
+        return [rng.randrange(2, NAN_TOKEN) for _ in range(n)]
 
     base = tokens(6 * PAGE)
     branches = [base[: 2 * PAGE + 37] + tokens(3 * PAGE) for _ in range(3)]
@@ -61,6 +69,25 @@ def prompt_groups(count: int = 200, seed: int = 1) -> list[list[dict[str, Any]]]
     return groups
 
 
+def filler(tokens: int = 200_000, each: int = 20_000) -> list[list[dict[str, Any]]]:
+    """Prompts that only take slots: what comes after them lies past 2**31 elements of 16,384 a slot."""
+    rng = random.Random(2)
+    prompts = [[rng.randrange(2, NAN_TOKEN) for _ in range(each)] for _ in range(tokens // each)]
+    return [[{"ids": ids, "output": 1, "skip": True}] for ids in prompts]
+
+
+def long_prompt() -> list[list[dict[str, Any]]]:
+    rng = random.Random(3)
+    return [[{"ids": [rng.randrange(2, NAN_TOKEN) for _ in range(LONG_PROMPT)], "output": 24}]]
+
+
+def with_nan(groups: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """The same groups, each with a request of its own that makes NaN."""
+    rng = random.Random(4)
+    poison = [[rng.randrange(2, NAN_TOKEN) for _ in range(rng.randrange(1, 400))] + [NAN_TOKEN] for _ in groups]
+    return [[*group, {"ids": ids, "output": 30, "skip": True}] for group, ids in zip(groups, poison, strict=True)]
+
+
 def spec(model: Path, groups: list[list[dict[str, Any]]], **engine: Any) -> str:
     arguments = {
         "model_path": str(model),
@@ -68,8 +95,11 @@ def spec(model: Path, groups: list[list[dict[str, Any]]], **engine: Any) -> str:
         "attention_backend": "fa3",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
-        "mem_fraction_static": 0.2,
-        "cuda_graph_max_bs_decode": 32,
+        "mem_fraction_static": 0.7,
+        "max_total_tokens": 512 * 1024,
+        "max_running_requests": 64,
+        "cuda_graph_max_bs_decode": 40,
+        "cuda_graph_max_bs_prefill": 2048,
         "log_level": "info",
         "skip_server_warmup": True,
         "random_seed": 0,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,33 +12,54 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.gpu import jobs
 
-ARMS: dict[str, dict[str, Any]] = {
-    "stock_page1": {"page_size": 1},
+BASE = "stock_page1"
+NOISE = ("stock_page128", "stock_triton")
+STOCK: dict[str, dict[str, Any]] = {
+    BASE: {"page_size": 1},
     "stock_page128": {"page_size": 128},
     "stock_triton": {"page_size": 1, "attention_backend": "triton"},
-    "vattn": {"kv_backend": "vattn"},
-    "vattn_pages": {"kv_backend": "vattn", "vattn_read": "pages"},
-    "vattn_rows": {"kv_backend": "vattn", "vattn_read": "rows"},
 }
+SHARE_ALWAYS = {"VATTN_SHARED_DECODE_BYTES": "1"}
+POISON = {"VATTN_TEST_POISON": "1"}
+OURS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "auto": ({}, {}),
+    "pages": ({"vattn_read": "pages", "vattn_shared_decode": "off"}, {}),
+    "rows": ({"vattn_read": "rows", "vattn_shared_decode": "off"}, {}),
+    "shared": ({"vattn_read": "rows"}, SHARE_ALWAYS),
+    "poison": ({"vattn_read": "rows", "nan": True}, SHARE_ALWAYS | POISON),
+    "triton": ({"attention_backend": "triton"}, {}),
+    "flashinfer": ({"attention_backend": "flashinfer"}, {}),
+}
+AT_ONCE = 4  # engines a GPU
 
 
-def run_arms(scratch: Path, spec: str, arms: dict[str, dict[str, Any]], at_once: int = 3) -> dict[str, Any]:
-    """Start the arms on the one GPU, a few at once (each takes a fifth of its memory), and load what they wrote."""
+def run_arms(scratch: Path, spec: str, arms: dict[str, tuple[dict[str, Any], dict[str, str]]]) -> dict[str, Any]:
+    """Start the arms, spread over the GPUs, a few at once on each, and load what they wrote."""
     (scratch / "jobs.json").write_text(spec)
+    gpus = torch.cuda.device_count()
     names, results = list(arms), {}
-    for first in range(0, len(names), at_once):
+    for first in range(0, len(names), AT_ONCE * gpus):
         running = {}
-        for name in names[first : first + at_once]:
+        for i, name in enumerate(names[first : first + AT_ONCE * gpus]):
+            arguments, env = arms[name]
             log = (scratch / f"{name}.log").open("w")
             command = [sys.executable, "-m", "tests.gpu.arm", str(scratch / "jobs.json"), str(scratch / f"{name}.npz")]
-            running[name] = subprocess.Popen([*command, json.dumps(arms[name])], stdout=log, stderr=subprocess.STDOUT)
+            running[name] = subprocess.Popen(
+                [*command, json.dumps(arguments)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": str(i % gpus), **env},
+            )
         for name, process in running.items():
             code = process.wait(timeout=500)
-            assert code == 0, f"{name}: exit {code}\n" + (scratch / f"{name}.log").read_text()[-4000:]
-            results[name] = np.load(scratch / f"{name}.npz")
+            if code:
+                print(f"{name}: exit {code}\n" + (scratch / f"{name}.log").read_text()[-4000:])
+            else:
+                results[name] = np.load(scratch / f"{name}.npz")
     return results
 
 
@@ -60,17 +82,21 @@ def summary(kl: np.ndarray) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int]:
-    scratch = tmp_path_factory.mktemp("quality")
+    scratch = Path(os.environ.get("VATTN_GPU_SCRATCH") or tmp_path_factory.mktemp("quality"))
     jobs.write_model(scratch / "model")
-    groups = jobs.prompt_groups()
-    return run_arms(scratch, jobs.spec(scratch / "model", groups), ARMS), sum(map(len, groups))
+    groups = jobs.prompt_groups() + jobs.long_prompt()
+    arms = {name: (arguments, {}) for name, arguments in STOCK.items()}
+    arms |= {name: ({"kv_backend": "vattn", **arguments}, env) for name, (arguments, env) in OURS.items()}
+    spec = jobs.spec(scratch / "model", jobs.filler() + groups, context_length=131072)
+    return run_arms(scratch, spec, arms), sum(map(len, groups))
 
 
-@pytest.mark.parametrize("arm", ["vattn", "vattn_pages", "vattn_rows"])
+@pytest.mark.parametrize("arm", OURS)
 def test_outputs_stay_within_the_noise_of_stock(outputs: tuple[dict[str, Any], int], arm: str) -> None:
     results, count = outputs
-    base = results["stock_page1"]
-    noise = [summary(divergences(base, results[name], count)) for name in ("stock_page128", "stock_triton")]
+    assert arm in results, "the engine failed; its log is above"
+    base = results[BASE]
+    noise = [summary(divergences(base, results[name], count)) for name in NOISE]
     ours = summary(divergences(base, results[arm], count))
     print(f"\nKL against stock page 1: noise {noise}, {arm} {ours}")
     assert ours["tokens"] > 1000
@@ -79,10 +105,13 @@ def test_outputs_stay_within_the_noise_of_stock(outputs: tuple[dict[str, Any], i
         assert ours[key] <= 1.5 * floor, (arm, key, ours[key], floor)
 
 
-def test_rows_were_read(outputs: tuple[dict[str, Any], int]) -> None:
+def test_each_arm_read_as_it_was_told(outputs: tuple[dict[str, Any], int]) -> None:
     results, _ = outputs
-    counters = {arm: json.loads(str(results[arm]["vattn"])) for arm in ("vattn", "vattn_pages", "vattn_rows")}
-    print("\n", {arm: (c["batches_rows"], c["batches_pages"]) for arm, c in counters.items()})
-    assert counters["vattn_rows"]["batches_rows"] > 20 * counters["vattn_rows"]["batches_pages"]
-    assert counters["vattn_pages"]["batches_rows"] == 0
-    assert counters["vattn"]["batches_rows"] > 0
+    counters = {arm: json.loads(str(results[arm]["vattn"])) for arm in OURS if arm in results}
+    keys = ("batches_rows", "batches_pages", "batches_shared", "batches_waited", "groups", "pages_saved")
+    for arm, counts in counters.items():
+        print(arm, {key: counts[key] for key in keys})
+    assert counters["rows"]["batches_rows"] > 20 * counters["rows"]["batches_pages"]
+    assert counters["pages"]["batches_rows"] == counters["triton"]["batches_rows"] == 0
+    assert counters["auto"]["batches_rows"] > 0
+    assert counters["shared"]["batches_shared"] > 100 and counters["poison"]["batches_shared"] > 100

@@ -39,13 +39,20 @@ def jobs(cases: list[Case]) -> list[tuple[tuple[int, ...], int]]:
     return [(case.prompt, case.new_tokens) for case in cases]
 
 
-def test_retraction_and_eviction(server: Server, golden: Golden) -> None:
+def test_eviction(server: Server, golden: Golden) -> None:
+    """All prompts together are ten times the pool."""
     cases = golden["stress"]
+    answers = server.many(jobs(cases), AT_ONCE)
+    assert_same_outputs(cases, answers)
+    assert sum(answer.cached_tokens for answer in answers) > 0
+
+
+def test_retraction(server: Server, golden: Golden) -> None:
+    cases = golden["growing"]
     answers = server.many(jobs(cases), AT_ONCE)
     assert_same_outputs(cases, answers)
     assert sum(answer.meta["num_retractions"] for answer in answers) > 0
     assert "KV cache pool is full. Retract requests" in server.log()
-    assert sum(answer.cached_tokens for answer in answers) > 0
 
 
 def test_retraction_of_everything_at_every_third_step(llama: Path, golden: Golden, tmp_path: Path) -> None:
@@ -55,11 +62,14 @@ def test_retraction_of_everything_at_every_third_step(llama: Path, golden: Golde
         cases = golden["stress"]
         answers = server.many(jobs(cases), AT_ONCE)
         assert_same_outputs(cases, answers)
-        assert sum(answer.meta["num_retractions"] for answer in answers) > len(cases)
+        assert sum(answer.meta["num_retractions"] for answer in answers) >= 20
 
 
 def test_chunks_tear_pages(server: Server, golden: Golden) -> None:
-    """A hit of 37 tokens puts every chunk's end in mid-page: 37 + 48 = 5 pages and 5 tokens."""
+    """After a hit of 37 tokens the first chunk begins in mid-page.
+
+    SGLang ends a chunk at the last page border that its budget reaches: 37 + 43 = 5 pages.
+    """
     rng = random.Random(21)
     prefix = rng.choices(range(256), k=37)
     server.generate(prefix, 1)
@@ -68,7 +78,7 @@ def test_chunks_tear_pages(server: Server, golden: Golden) -> None:
     answer = server.generate(prompt, 40)
     assert answer.cached_tokens == 37
     assert answer.output == right
-    assert re.search(r"Prefill batch.*#new-token: 48, #cached-token: 37,", server.log())
+    assert re.search(r"Prefill batch.*#new-token: 43, #cached-token: 37,", server.log())
 
 
 def test_the_same_prefix_twice_at_the_same_time(server: Server, golden: Golden) -> None:

@@ -28,7 +28,7 @@ class Answer(NamedTuple):
         meta = body["meta_info"]
         return cls(
             output=tuple(body["output_ids"]),
-            prompt_tokens=meta["prompt_tokens"],
+            prompt_tokens=meta.get("prompt_tokens", 0),  # absent if it was aborted in the queue
             cached_tokens=meta.get("cached_tokens", 0),
             finish=(meta["finish_reason"] or {}).get("type", ""),
             meta=meta,

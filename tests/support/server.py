@@ -192,5 +192,5 @@ class Server(Client):
         assert self._process is not None
         for child in psutil.Process(self._process.pid).children(recursive=True):
             if "sglang::scheduler" in " ".join(child.cmdline()):
-                return child.pid
+                return int(child.pid)
         raise ServerError(f"no scheduler process{self._tail()}")

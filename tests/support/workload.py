@@ -8,7 +8,7 @@ exactly t tokens differ at position t by construction, so `cached_tokens` is pre
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -110,10 +110,20 @@ def stress(count: int = 72, seed: int = 7) -> Workload:
     return work
 
 
+def growing(count: int = 24, seed: int = 9) -> Workload:
+    """Short prompts with long outputs: what a scheduler admits outgrows a small pool later."""
+    work = Workload(seed, at_once=8)
+    document = work.tokens(60)
+    for _ in range(count):
+        work.sharing(document, work.random.randrange(20, 60), 1 + work.random.randrange(20), 120)
+    return work
+
+
 #: name -> how to make it. The numbers after "corners" are tokens a page.
-WORKLOADS = {
+WORKLOADS: dict[str, Callable[[], Workload]] = {
     "corners-16": lambda: corners(16, documents=4),
     "corners-128": lambda: corners(128, documents=2),
     "corners-1024": lambda: corners(1024, documents=1, brief=True),
     "stress": stress,
+    "growing": growing,
 }
