@@ -185,6 +185,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         stock = serve(console, "stock", plain, library, encode)
     console.print(request_table(ours, stock, library))
     console.print(summary_table(ours, stock))
+    console.print("Times on the CPU: stock's CPU attention computes a hit's queries again, a GPU's kernels do not.")
     found = problems(ours, stock)
     for problem in found:
         console.print(f"[red]FAILED[/red] {problem}")

@@ -98,7 +98,7 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
 
     def verify_byte_accounting(self) -> list[str]:
         """SGLang's idle check calls this and stops the server for what it returns."""
-        self.rows.retire()
+        self.rows.idle()
         problems = [f"request slot {slot} still holds pages at idle" for slot in self.requests]
         problems += [f"request {rid} was admitted and never ran" for rid in self.admitted]
         return problems

@@ -40,11 +40,12 @@ AT_ONCE = 4  # engines a GPU
 def run_arms(scratch: Path, spec: str, arms: dict[str, tuple[dict[str, Any], dict[str, str]]]) -> dict[str, Any]:
     """Start the arms, spread over the GPUs, a few at once on each, and load what they wrote."""
     (scratch / "jobs.json").write_text(spec)
-    gpus = torch.cuda.device_count()
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    devices = gpus.split(",")
     names, results = list(arms), {}
-    for first in range(0, len(names), AT_ONCE * gpus):
+    for first in range(0, len(names), AT_ONCE * len(devices)):
         running = {}
-        for i, name in enumerate(names[first : first + AT_ONCE * gpus]):
+        for i, name in enumerate(names[first : first + AT_ONCE * len(devices)]):
             arguments, env = arms[name]
             log = (scratch / f"{name}.log").open("w")
             command = [sys.executable, "-m", "tests.gpu.arm", str(scratch / "jobs.json"), str(scratch / f"{name}.npz")]
@@ -52,7 +53,7 @@ def run_arms(scratch: Path, spec: str, arms: dict[str, tuple[dict[str, Any], dic
                 [*command, json.dumps(arguments)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": str(i % gpus), **env},
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": devices[i % len(devices)], **env},
             )
         for name, process in running.items():
             code = process.wait(timeout=500)

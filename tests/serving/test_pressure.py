@@ -16,6 +16,7 @@ from tests.support.checks import assert_same_outputs, unharmed
 from tests.support.client import Answer
 from tests.support.golden import Case, Golden
 from tests.support.server import STRICT, Server
+from tests.support.tiny_model import end_of_text
 
 AT_ONCE = 16
 SMALL = ["--kv-backend=vattn", "--page-size=16", "--chunked-prefill-size=48"]
@@ -47,9 +48,11 @@ def test_eviction(server: Server, golden: Golden) -> None:
     assert sum(answer.cached_tokens for answer in answers) > 0
 
 
-def test_retraction(server: Server, golden: Golden) -> None:
-    cases = golden["growing"]
-    answers = server.many(jobs(cases), AT_ONCE)
+def test_retraction(server: Server, golden: Golden, llama: Path) -> None:
+    """Outputs that might end early are admitted in hope; here none does, and the pool runs full."""
+    cases = [case for case in golden["growing"] if end_of_text(llama) not in case.output]
+    assert len(cases) > 10
+    answers = server.many(jobs(cases), AT_ONCE, ignore_eos=False)
     assert_same_outputs(cases, answers)
     assert sum(answer.meta["num_retractions"] for answer in answers) > 0
     assert "KV cache pool is full. Retract requests" in server.log()

@@ -47,8 +47,6 @@ def metric_names(server: Server) -> set[str]:
 
 def test_same_answers_logs_metrics_and_classes(pair: tuple[Server, Server], golden: Golden) -> None:
     ours, stock = pair
-    assert "Loaded plugin vattn" in ours.log()
-    assert "Skipping plugin vattn" in stock.log()
     for server in pair:
         cases = golden["corners-16"]
         server.flush()
@@ -60,7 +58,7 @@ def test_same_answers_logs_metrics_and_classes(pair: tuple[Server, Server], gold
     classes = ours_info["internal_states"][0]["classes"]
     assert classes == stock_info["internal_states"][0]["classes"]
     assert classes["tree"].startswith("sglang.")
-    assert set(ours_info) - set(stock_info) == OUR_FIELDS
+    assert set(ours_info) - set(stock_info) == OUR_FIELDS, "our plugin is loaded in one, not in the other"
     assert "vattn" not in ours_info["internal_states"][0]
     assert ours_info["kv_backend"] == "default"
 

@@ -36,7 +36,10 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """Requests are greedy and ignore the end-of-text token, so lengths are known."""
+    """Requests are greedy, and ignore the end-of-text token unless told otherwise.
+
+    So lengths are known. SGLang then admits a request only if all of its output will fit.
+    """
 
     def __init__(self, port: int) -> None:
         self.base = f"http://127.0.0.1:{port}"
@@ -75,8 +78,8 @@ class Client:
             body["rid"] = rid
         return body
 
-    def generate(self, ids: Sequence[int], new_tokens: int, rid: str | None = None) -> Answer:
-        body = self._generation(list(ids), new_tokens, rid)
+    def generate(self, ids: Sequence[int], new_tokens: int, rid: str | None = None, ignore_eos: bool = True) -> Answer:
+        body = self._generation(list(ids), new_tokens, rid, ignore_eos=ignore_eos)
         return Answer.parse(json.loads(self.text("/generate", body)))
 
     def samples(self, ids: Sequence[int], new_tokens: int, n: int) -> list[Answer]:
@@ -98,10 +101,10 @@ class Client:
                 if line.startswith("data:") and line != "data: [DONE]":
                     yield Answer.parse(json.loads(line.removeprefix("data:")))
 
-    def many(self, jobs: Sequence[tuple[Sequence[int], int]], at_once: int) -> list[Answer]:
+    def many(self, jobs: Sequence[tuple[Sequence[int], int]], at_once: int, ignore_eos: bool = True) -> list[Answer]:
         """One request per (prompt, new tokens), never more than `at_once` under way."""
         with ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(lambda job: self.generate(*job), jobs))
+            return list(pool.map(lambda job: self.generate(*job, ignore_eos=ignore_eos), jobs))
 
     # ---- control
     def abort(self, rid: str) -> None:

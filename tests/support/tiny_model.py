@@ -9,6 +9,7 @@ greedy output varies with the whole prompt: one wrong byte of KV changes the tok
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -69,6 +70,11 @@ def write_tiny_model(folder: Path, family: Family = "llama") -> None:
         model = Qwen2ForCausalLM(Qwen2Config(**shape))
     model.to(torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def end_of_text(folder: Path) -> int:
+    """The token at which a request ends unless it says to ignore it."""
+    return int(json.loads((folder / "config.json").read_text())["eos_token_id"])
 
 
 def tiny_model(cache: Path, family: Family = "llama") -> Path:
