@@ -176,8 +176,9 @@ def run_arm(args: argparse.Namespace) -> None:
 
 def format_row(row: dict[str, Any]) -> str:
     return (
-        f"{row['workload']:<16} {row['arm']:<14} cold {row['cold_prefill_s']:.3f} s  hits {row['hit_prefill_s']:.3f} s  "
-        f"step {row['decode_step_ms']:6.2f} ms  {row['out_tok_s']:7.0f} tok/s  one hit {row['one_hit_ttft_ms']:.1f} ms  "
+        f"{row['workload']:<16} {row['arm']:<14} cold {row['cold_prefill_s']:.3f} s  "
+        f"hits {row['hit_prefill_s']:.3f} s  step {row['decode_step_ms']:6.2f} ms  "
+        f"{row['out_tok_s']:7.0f} tok/s  one hit {row['one_hit_ttft_ms']:.1f} ms  "
         f"maps {row['map_calls']} unmaps {row['unmap_calls']}"
     )
 

@@ -96,6 +96,12 @@ class Pages:
     def evictable(self) -> int: ...
     @property
     def protected(self) -> int: ...
+    @property
+    def reserved(self) -> int:
+        """Free pages that are softly reserved."""
+    @property
+    def reservations_lost(self) -> int:
+        """How often a reserved page went to someone else; when it has changed, ask is_reserved()."""
     def take(self, n: int) -> list[int] | None:
         """n pages, free -> private; None, and no change, if fewer are free.
 
@@ -115,6 +121,7 @@ class Pages:
 
         The page stays free in the counters and is the last that others are given.
         """
+    def is_reserved(self, page: int, row: int) -> bool: ...
     def take_reserved(self, page: int, row: int) -> bool:
         """Takes it, if it is still free and reserved for this row."""
     def unreserve(self, page: int, row: int) -> None:

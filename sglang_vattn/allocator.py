@@ -79,7 +79,12 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         """Nothing is staged: the free list is complete at any time."""
 
     def get_extend_allocation_demand(
-        self, prefix_lens_cpu: torch.Tensor, seq_lens_cpu: torch.Tensor, *, conservative_num_tokens: int, shard_size: int
+        self,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        *,
+        conservative_num_tokens: int,
+        shard_size: int,
     ) -> int:
         new_pages = self._pages_of(seq_lens_cpu.numpy()) - self._pages_of(prefix_lens_cpu.numpy())
         return int(new_pages.sum()) * self.page_size
@@ -128,7 +133,9 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         batch = self._require_batch(len(prefix_lens_cpu))
         starts, ends = prefix_lens_cpu.tolist(), seq_lens_cpu.tolist()
         requests = [self._bind(req) for req in batch]
-        counts = [-(-end // self.page_size) - -(-start // self.page_size) for start, end in zip(starts, ends, strict=True)]
+        counts = [
+            -(-end // self.page_size) - -(-start // self.page_size) for start, end in zip(starts, ends, strict=True)
+        ]
         for request, start in zip(requests, starts, strict=True):
             self._expect_pages(request, start)
         if not self._extend_lists([req.kv.req_pool_idx for req in batch], requests, counts):

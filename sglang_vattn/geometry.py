@@ -61,7 +61,14 @@ class PageGeometry:
 
 
 def page_geometry(
-    *, layers: int, kv_heads: int, k_dim: int, v_dim: int, itemsize: int, granule_bytes: int, page_size: int | None = None
+    *,
+    layers: int,
+    kv_heads: int,
+    k_dim: int,
+    v_dim: int,
+    itemsize: int,
+    granule_bytes: int,
+    page_size: int | None = None,
 ) -> PageGeometry:
     """The geometry for a model's KV heads on one rank.
 

@@ -58,10 +58,12 @@ def install() -> None:
     missing += hooks.register_factories()
     if missing:
         raise InstallError(
-            "--kv-backend vattn: these hooks into SGLang did not apply: " + ", ".join(missing)
+            "--kv-backend vattn: these hooks into SGLang did not apply: "
+            + ", ".join(missing)
             + "; reinstall sglang-vattn and SGLang, or use --kv-backend default"
         )
 
 
 def _with_subclasses(cls: type) -> list[Any]:
-    return [cls] + [below for sub in cls.__subclasses__() for below in _with_subclasses(sub)]
+    subclasses: list[type] = cls.__subclasses__()
+    return [cls] + [below for sub in subclasses for below in _with_subclasses(sub)]

@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 # is mapped before that step there, too.
 READ_AHEAD_TOKENS = {"cuda": 224, "cpu": 1}
 ROWS_PER_REQUEST = 4  # rows are addresses only; spare ones mean that a released row can wait before it is unmapped
-ROW_ADDRESS_BYTES = 32 << 40  # one reservation of 64 TiB works on the H200 (docs/benchmarks.md), 128 TiB is all of x86-64
+ROW_ADDRESS_BYTES = (
+    32 << 40
+)  # one reservation of 64 TiB works on the H200 (docs/benchmarks.md), 128 TiB is all of x86-64
 
 
 class RowPlan(NamedTuple):
@@ -85,10 +87,8 @@ class VattnPool(MHATokenToKVPool):
         slots = (self.num_pages + 1) * self.page_size  # the padding page and the usable ones, not the guard page
         self.home_tokens = home.view(-1, self.geometry.token_bytes)  # (slots, token bytes), whole tokens
         self.k_buffer, self.v_buffer = self._layer_views(home, (slots,), (1,))
-        self.k_rows, self.v_rows = self._layer_views(
-            rows, (self.space.num_rows, self.row_tokens), (self.row_tokens, 1)
-        )
-        self._kv_buffer_descs = []
+        self.k_rows, self.v_rows = self._layer_views(rows, (self.space.num_rows, self.row_tokens), (self.row_tokens, 1))
+        self._kv_buffer_descs: list[Any] = []
         self._init_data_ptrs_and_strides()
         self._layer_at = {buffer.data_ptr(): layer for layer, buffer in enumerate(self.k_buffer)}
         self._copies: list[tuple[int, int, int]] = []
@@ -168,12 +168,20 @@ class VattnPool(MHATokenToKVPool):
     def describe(self) -> str:
         g, space = self.geometry, self.space
         text = (
-            f"{self.num_pages} pages of {self.page_size} tokens ({g.page_bytes / 2**20:.4g} MiB, {g.token_bytes} bytes "
-            f"a token), {space.physical_bytes / 2**30:.2f} GiB physical, {space.num_rows} rows of {self.row_tokens} tokens"
+            f"{self.num_pages} pages of {self.page_size} tokens ({g.page_bytes / 2**20:.4g} MiB, "
+            f"{g.token_bytes} bytes a token), {space.physical_bytes / 2**30:.2f} GiB physical, "
+            f"{space.num_rows} rows of {self.row_tokens} tokens"
         )
         if g.padding:
             text += f"; {g.padding:.1%} of each token is padding, which no page size of up to 2048 tokens avoids"
         return text
+
+
+def open_driver(device: str) -> _core.Driver:
+    """What maps the pages of ``device``. Tests put one here that fails, or is slow."""
+    if device.startswith("cuda"):
+        return _core.CudaDriver(torch.device(device).index or torch.cuda.current_device())
+    return _core.HostDriver(granule_bytes(device))
 
 
 def _open_space(
@@ -185,18 +193,15 @@ def _open_space(
     num_rows = 1 + (plan.rows or min(ROWS_PER_REQUEST * plan.requests, by_addresses))
     if num_rows < 2:
         raise ValueError(
-            f"--kv-backend vattn: a row of {plan.tokens} tokens is larger than the address range: lower --context-length"
+            f"--kv-backend vattn: a row of {plan.tokens} tokens is larger than the range of addresses: "
+            "lower --context-length"
         )
-    driver: _core.HostDriver | _core.CudaDriver
-    if device.startswith("cuda"):
-        driver = _core.CudaDriver(torch.device(device).index or torch.cuda.current_device())
-    else:
-        driver = _core.HostDriver(granule_bytes(device))
     return _core.AddressSpace(
-        driver,
+        open_driver(device),
         num_pages,
         geometry.page_bytes,
         num_rows,
         pages_per_row,
+        max_mappings=int(os.environ.get("VATTN_MAX_MAPPINGS", 0)),
         dummy_row_pages=-(-(1 + read_ahead) // page_size),
     )

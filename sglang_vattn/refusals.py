@@ -57,7 +57,7 @@ UNSUPPORTED_ENVIRONMENT = (
     "SGLANG_ENABLE_METADATA_GLUE_GRAPH",
 )
 ATTENTION_BACKENDS = {"cpu": ("torch_native",), "cuda": ("fa3", "triton", "flashinfer")}
-_OFF = (None, False, "", "none", "None", 0, [], {})
+_OFF: tuple[Any, ...] = (None, False, "", "none", "None", 0, [], {})
 
 
 class Refused(ValueError):
@@ -120,7 +120,9 @@ def check_resolved(view: Any, *, page_size: int) -> None:
         value = getattr(view, field, None)
         if value is not None and value not in ATTENTION_BACKENDS[device]:
             allowed = ", ".join(ATTENTION_BACKENDS[device])
-            raise Refused(f"--kv-backend vattn does not support {_flag(field)} {value} on {device}: use one of {allowed}")
+            raise Refused(
+                f"--kv-backend vattn does not support {_flag(field)} {value} on {device}: use one of {allowed}"
+            )
     if view.page_size != page_size:
         raise Refused(f"--kv-backend vattn needs --page-size {page_size}, another option made it {view.page_size}")
     if view.radix_cache_backend != "vattn":

@@ -63,9 +63,10 @@ def before_forward(self: Any, batch: Any, *a: Any, **kw: Any) -> None:
     allocator.keep_ahead()
     allocator.rows.before_forward()
     slots = batch.req_pool_indices_cpu
-    requests = [] if slots is None else [allocator.requests.get(slot) for slot in slots.tolist()]
+    found = [] if slots is None else [allocator.requests.get(slot) for slot in slots.tolist()]
     # A request that is gone (its last forward overlaps its release) has no row left: the batch reads by pages.
-    if None in requests:
+    requests = [request for request in found if request is not None]
+    if len(requests) < len(found):
         requests = []
     allocator.reading.plan(requests, decode=batch.forward_mode.is_decode())
 

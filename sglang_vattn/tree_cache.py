@@ -25,7 +25,6 @@ from sglang_vattn.pool import VattnPool
 from sglang_vattn.radix import Node, PrefixTree
 from sglang_vattn.request_pages import RequestPages
 
-
 HIGHEST_PRIORITY = 2**63 - 1
 
 
@@ -122,9 +121,7 @@ class VattnTreeCache(BasePrefixCache):
         request = self.allocator.requests[req.kv.req_pool_idx]
         tokens = req.full_untruncated_fill_ids[:up_to]
         namespace, priority = namespace_of(req), req.priority or 0
-        node = self.tree.insert(
-            tokens, request.pages, namespace, priority, inserted_len=req.kv.cache_inserted_len
-        ).node
+        node = self.tree.insert(tokens, request.pages, namespace, priority, inserted_len=req.kv.cache_inserted_len).node
         prompt = len(req.origin_input_ids)
         if 0 < prompt < up_to:
             # Stock cuts the path at the prompt's end and ranks the prompt higher, so that answers, which are
@@ -155,7 +152,9 @@ class VattnTreeCache(BasePrefixCache):
     # ------------------------------------------------------------------ eviction and sizes
 
     def evict(self, params: EvictParams) -> EvictResult:
-        return EvictResult(num_tokens_evicted=self.evict_pages(-(-params.num_tokens // self.page_size)) * self.page_size)
+        return EvictResult(
+            num_tokens_evicted=self.evict_pages(-(-params.num_tokens // self.page_size)) * self.page_size
+        )
 
     def evict_pages(self, num_pages: int) -> int:
         """Evict until so many pages are free again, or nothing unlocked is left; returns the pages freed."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 
-
 def wrap_backend(name: str, stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A factory for SGLang's attention registry: ours over a vattn pool, ``stock`` otherwise.
 

@@ -114,7 +114,7 @@ class Fa3RowBackend(FlashAttentionBackend):
         """SGLang fills a decode graph's lengths and page table here; rows need their index instead of the table."""
         if self.groups is not None:
             own_part(
-                self.req_to_token, req_pool_indices, seq_lens, self.groups.shared_pages, self.page_size,
+                self.req_to_token, req_pool_indices, seq_lens, self.groups.shared_pages, self.pool.page_size,
                 page_table=metadata.page_table, own_lens=metadata.cache_seqlens_int32,
             )  # fmt: skip
             return
@@ -141,7 +141,8 @@ class Fa3RowBackend(FlashAttentionBackend):
     ) -> torch.Tensor | None:
         if self.row_index is None:
             return super()._compute_scheduler_metadata(batch_size, max_seq_len_k, cache_seqlens, cu_seqlens_q)
-        page_size, self.page_size = self.page_size, None  # the schedule of a kernel without a page table
+        page_size: int = self.pool.page_size
+        self.page_size = None  # the schedule of a kernel without a page table
         try:
             return super()._compute_scheduler_metadata(batch_size, max_seq_len_k, cache_seqlens, cu_seqlens_q)
         finally:

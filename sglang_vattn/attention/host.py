@@ -94,7 +94,9 @@ class HostRowBackend(TorchNativeAttnBackend):
             if prefix is None:
                 output[i : i + 1] = attend(query[i : i + 1], k, v, scaling)
             else:
-                output[i] = merge(prefix, Partial(*(part[0] for part in attend_partial(query[i : i + 1], k, v, scaling))))
+                output[i] = merge(
+                    prefix, Partial(*(part[0] for part in attend_partial(query[i : i + 1], k, v, scaling)))
+                )
         return output
 
     def _row(self, k_cache: torch.Tensor, row: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,9 +41,7 @@ def main() -> None:
     for group in groups:  # a group is sent at once, groups one after the other
         answers = engine.generate(
             input_ids=[job["ids"] for job in group],
-            sampling_params=[
-                {"temperature": 0, "max_new_tokens": job["output"], "ignore_eos": True} for job in group
-            ],
+            sampling_params=[{"temperature": 0, "max_new_tokens": job["output"], "ignore_eos": True} for job in group],
             return_logprob=True,
             logprob_start_len=-1,
             top_logprobs_num=vocabulary,

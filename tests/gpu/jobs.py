@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 512
-PAGE = 128  # tokens a page of the model below: 8 layers x 8 heads x 2 x 128 x 2 bytes = 32 KiB a token, 64 tokens = 2 MiB
+PAGE = (
+    128  # tokens a page of the model below: 8 layers x 8 heads x 2 x 128 x 2 bytes = 32 KiB a token, 64 tokens = 2 MiB
+)
 
 
 NAN_TOKEN = VOCABULARY - 1  # its embedding is NaN, so a prompt that holds it makes NaN in K and V

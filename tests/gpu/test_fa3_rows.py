@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ HEADS, KV_HEADS, DIM, LAYERS, PAGE = 32, 8, 128, 4, 128
 
 
 @pytest.fixture(scope="module")
-def rows():
+def rows() -> Iterator[Any]:
     geometry = page_geometry(
         layers=LAYERS, kv_heads=KV_HEADS, k_dim=DIM, v_dim=DIM, itemsize=2, granule_bytes=2 << 20, page_size=PAGE
     )
@@ -59,14 +61,15 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return (scores.masked_fill(mask, -math.inf).softmax(-1) @ v).transpose(0, 1)
 
 
-@pytest.mark.parametrize(
-    "new", [pytest.param(lambda n: 1, id="decode"), pytest.param(lambda n: n, id="prefill"), pytest.param(lambda n: (n + 1) // 2, id="extend")]
-)  # fmt: skip
-def test_rows_give_the_right_attention_and_read_no_further_than_they_are_backed(rows, new) -> None:
+NEW_TOKENS = {"decode": lambda n: 1, "prefill": lambda n: n, "extend": lambda n: (n + 1) // 2}
+
+
+@pytest.mark.parametrize("kind", NEW_TOKENS)
+def test_rows_give_the_right_attention_and_read_no_further_than_they_are_backed(rows: Any, kind: str) -> None:
     space, views = rows
     lengths = [1, 127, 128, 129, 176, 177, 255, 256, 257, 352, 353, 511, 513, 1000]
     index = back(space, lengths)
-    queries = [new(length) for length in lengths]
+    queries = [NEW_TOKENS[kind](length) for length in lengths]
     for layer, (k_rows, v_rows) in enumerate(views):
         torch.manual_seed(layer)
         q = torch.randn(sum(queries), HEADS, DIM, device="cuda", dtype=torch.bfloat16)

@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sglang_vattn._core import Pages
 from sglang_vattn.radix import Node, PrefixTree
 
+from sglang_vattn._core import Pages
 from tests.radix.page_model import PageModel
 
 

@@ -7,10 +7,10 @@ from array import array
 from typing import Any
 
 import pytest
-from sglang_vattn._core import Pages, common_prefix
 from sglang_vattn.radix import Node, PrefixTree
 from sglang_vattn.radix import tree as tree_module
 
+from sglang_vattn._core import Pages, common_prefix
 from tests.radix.page_model import PageModel, take
 
 PAGE = 128

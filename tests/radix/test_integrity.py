@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Callable
 
 import pytest
-from sglang_vattn._core import Pages
 from sglang_vattn.radix import Node, PrefixTree
 
+from sglang_vattn._core import Pages
 from tests.radix.page_model import PageModel, take
 
 
