@@ -290,7 +290,9 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         slot = req.kv.req_pool_idx
         admitted = self.admitted.pop(req.rid, None)
         if admitted is None:
-            return self.requests.setdefault(slot, RequestPages())
+            return self.requests.setdefault(slot, RequestPages(slot=slot))
+        admitted.slot = slot
+        admitted.row_deferred = self.reading.defers_row(admitted)
         assert slot not in self.requests, f"slot {slot} was given to {req.rid} before its last request left"
         self.requests[slot] = admitted
         return admitted

@@ -59,6 +59,16 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "vattn_page": (
+        A[
+            bool,
+            Arg(
+                help="Serve a live map of the vattn KV cache at /vattn, behind --api-key where that is set. It shows "
+                "counts and page numbers, nothing of any request's text."
+            ),
+        ],
+        False,
+    ),
 }
 
 
@@ -75,10 +85,13 @@ def _resolve_once(self: Any) -> None:
         _STOCK[0].resolve_once(self)
         return
     from sglang_vattn import plugin, refusals
+    from sglang_vattn.observe import page
 
     try:
         plugin.install()
         refusals.check_input(self)
+        if self.vattn_page:
+            page.install(self)
         _STOCK[0].resolve_once(self)
     except refusals.Refused as error:
         refusals.stop(self, error)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from sglang_vattn import arguments, building, reporting, running
 from sglang_vattn.building import register_factories
+from sglang_vattn.observe import observer, page
 
-__all__ = ["HOOKS", "Hook", "register_factories"]
+__all__ = ["HOOKS", "PAGE_HOOKS", "Hook", "register_factories"]
 
 
 class Hook(NamedTuple):
@@ -21,7 +22,11 @@ class Hook(NamedTuple):
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker."
-_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController."
+_COMPONENTS = "sglang.srt.managers.scheduler_components."
+_STATE = _COMPONENTS + "internal_state.SchedulerInternalStateController."
+_POOL_STATS = _COMPONENTS + "pool_stats_observer.PoolStats."
+_REPORTER = _COMPONENTS + "metrics_reporter.SchedulerMetricsReporter."
+_METRICS = "sglang.srt.observability.metrics_collector."
 
 HOOKS = (
     Hook("sglang.srt.server_args.ServerArgs.check_server_args", "AROUND", arguments.check_server_args, "last check"),
@@ -45,11 +50,21 @@ HOOKS = (
     ),
     Hook(_WORKER + "forward_batch_generation", "BEFORE", running.before_forward, "copies, row table, plan"),
     Hook(_WORKER + "forward_batch_embedding", "BEFORE", running.before_forward, "the same for embedding models"),
-    Hook(_STATE + "get_internal_state", "AFTER", reporting.add_internal_state, "/server_info"),
+    Hook(_STATE + "get_internal_state", "AROUND", observer.internal_state, "/server_info, /vattn/state"),
+    Hook("sglang.srt.managers.scheduler.Scheduler.init_metrics_reporter", "AFTER", observer.attach, "the observer"),
+    Hook(_POOL_STATS + "get_prefill_usage_msg_parts", "AFTER", observer.add_log_part, "SGLang's log line"),
+    Hook(_POOL_STATS + "get_decode_usage_msg_parts", "AFTER", observer.add_log_part, "SGLang's log line"),
+    Hook(_METRICS + "SchedulerMetricsCollector.log_stats", "AFTER", observer.export, "/metrics"),
+    Hook(_REPORTER + "_maybe_log_idle_metrics", "AFTER", observer.export_when_idle, "/metrics of an idle server"),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class",
         "AFTER",
         reporting.output_streamer_class,
         "meta_info",
     ),
+)
+
+# Only with --vattn-page: they import SGLang's HTTP server.
+PAGE_HOOKS = (
+    Hook("sglang.srt.entrypoints.http_server._setup_and_run_http_server", "BEFORE", page.add_routes, "/vattn"),
 )

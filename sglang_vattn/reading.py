@@ -63,10 +63,14 @@ class Reading:
     def plan(self, requests: list[RequestPages], *, decode: bool) -> None:
         """Decide for the batch of these requests."""
         sharing = decode and self.share and self.share_possible and len(requests) >= LEAST_BATCH
+        if not sharing:
+            self._candidates, self._seen = [], ([], -1)
         groups = self._plan_groups(requests) if sharing else []
         if groups != self.groups:
             self.groups = groups
             self.groups_version += 1
+        if decode:
+            self._map_deferred(requests)
         readable = bool(requests) and self.rows_possible and self.mode != "pages"
         self.by_rows = readable and self._rows_ready(requests)
         self._count()
@@ -75,6 +79,22 @@ class Reading:
     def variant(self) -> str:
         """The label of the decode graph for this batch."""
         return SHARED if self.groups else ROWS if self.by_rows else PAGED
+
+    def defers_row(self, request: RequestPages) -> bool:
+        """Whether a request that was just admitted gets its row only when it decodes outside a group.
+
+        One with a long hit will most likely read its prefix with others, from one row: to alias it into a row of its
+        own, 38 us a page, would be for nothing. Its first forward reads pages.
+        """
+        sharing = self.share and self.share_possible and self.mode == "auto"
+        return sharing and request.shared >= self.least_saved_pages_of_a_group
+
+    def _map_deferred(self, requests: list[RequestPages]) -> None:
+        grouped = {index for group in self._candidates for index in group.members}
+        for index, request in enumerate(requests):
+            if request.row_deferred and index not in grouped:
+                request.row_deferred = False
+                self.rows.grow(request.slot, request)
 
     def forget(self, request: RequestPages) -> None:
         """The request is gone: its paths, and the rows that only its paths needed."""

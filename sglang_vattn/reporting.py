@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users see of the pool: the ``vattn`` part of ``/server_info``, and each answer's ``meta_info``."""
+"""The pool's facts, which all views show (see :mod:`sglang_vattn.observe`), and each answer's ``meta_info``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from sglang_vattn.allocator import VattnAllocator
 
 
 def facts(allocator: VattnAllocator) -> dict[str, int]:
-    """The pool's state as plain integers."""
+    """The pool's state as plain integers, O(1). ``Observer.facts`` adds what needs the running requests."""
     pages, pool, reading = allocator.pages, allocator.get_kvcache(), allocator.reading
+    space, tree = pool.space, allocator.tree_cache
+    stats, page_bytes = space.stats(), pool.geometry.page_bytes
     return {
         "page_size": allocator.page_size,
-        "page_bytes": pool.geometry.page_bytes,
+        "page_bytes": page_bytes,
         "token_bytes": pool.geometry.token_bytes,
-        "physical_bytes": pool.space.physical_bytes,
+        "physical_bytes": space.physical_bytes,
         "num_pages": pages.num_pages,
         "free": pages.free,
         "private": pages.private,
@@ -28,19 +30,21 @@ def facts(allocator: VattnAllocator) -> dict[str, int]:
         "pages_aliased": allocator.pages_aliased,
         "tokens_copied": allocator.tokens_copied,
         "reserved": pages.reserved,
+        "guard_pages": 1,
+        "padding_pages": 1,
+        "virtual_bytes": space.physical_bytes + space.num_rows * space.pages_per_row * page_bytes,
+        "aliased_bytes": stats["mappings"] * page_bytes,
+        "aliased_tokens": allocator.pages_aliased * allocator.page_size,
+        "copied_tokens": allocator.tokens_copied,
+        "tokens_saved": reading.counters["pages_saved"] * allocator.page_size,
+        "cached_tokens": tree.tree.num_tokens if tree is not None else 0,
+        "tree_nodes": tree.tree.num_nodes if tree is not None else 0,
         **reading.counters,
-        "num_rows": pool.space.num_rows,
+        "num_rows": space.num_rows,
         "row_tokens": pool.row_tokens,
-        **pool.space.stats(),
+        **stats,
         **allocator.rows.stats(),
     }
-
-
-def add_internal_state(result: Any, self: Any, *a: Any, **kw: Any) -> None:
-    """After ``SchedulerInternalStateController.get_internal_state``."""
-    allocator = self.scheduler.token_to_kv_pool_allocator
-    if isinstance(allocator, VattnAllocator):
-        result.internal_state["vattn"] = facts(allocator)
 
 
 class VattnOutputStreamer(SchedulerOutputStreamer):

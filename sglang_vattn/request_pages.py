@@ -30,7 +30,9 @@ class RequestPages:
     needed: int = 0  # leading pages of the row that a kernel may touch at the current length
     row: int = 0  # the virtual range, 0 while there is none
     mapped: int = 0  # leading pages whose mapping into the row was asked for
-    valid: int = 0  # of those, the ones that are still pages + ahead; the rest must be replaced
+    valid: int = 0  # of those, the ones that are still pages + ahead
+    slot: int = 0  # SGLang's req_pool_idx
+    row_deferred: bool = False  # no row unless it decodes outside a group
 
     @property
     def backed(self) -> int:

@@ -35,15 +35,18 @@ class RowTable:
         self._waiting: list[tuple[Any, list[int]]] = []
 
     def grow(self, slot: int, request: RequestPages) -> None:
-        """Ask for the request's new pages to be mapped into its row; takes a row if it has none yet."""
+        """Ask for the request's new pages to be mapped into its row; takes a row if it has none yet.
+
+        What is mapped in a row stays as long as a forward may touch the row. So if another request took a page that
+        was mapped ahead here, this request moves to a fresh row.
+        """
+        if request.valid < request.mapped:
+            self.release(slot, request)
         if request.row == 0:
             request.row = self.space.acquire_row()
             if request.row == 0:  # all rows in use: read by pages, try again when it grows next
                 return
             self._updates[slot] = request.row
-        if request.valid < request.mapped:
-            self.space.truncate(request.row, request.valid)
-            request.mapped = request.valid
         if request.mapped < request.backed:
             self.space.map(request.row, request.mapped, (request.pages + request.ahead)[request.mapped :])
             request.mapped = request.valid = request.backed
@@ -55,7 +58,7 @@ class RowTable:
         if request.row:
             self._updates[slot] = 0
             self.release_row(request.row)
-            request.row = 0
+            request.row = request.mapped = request.valid = 0
 
     def release_row(self, row: int) -> None:
         """As :meth:`release`, for a row that is no request's own."""

@@ -45,7 +45,8 @@ def _grow(allocator: VattnAllocator, req: Any, length: int) -> None:
     slot = req.kv.req_pool_idx
     request = allocator.requests[slot]
     allocator.reserve_ahead(slot, request, length)
-    allocator.rows.grow(slot, request)
+    if not request.row_deferred:
+        allocator.rows.grow(slot, request)
 
 
 def before_forward(self: Any, batch: Any, *a: Any, **kw: Any) -> None:

@@ -117,7 +117,7 @@ class Engine:
             mock.patch.dict("os.environ", VATTN_MAX_MAPPINGS=str(shape.max_mappings)),
         ):
             # One layer, one head: the smallest token of which a page is one page of the system's.
-            dim = 4096 // shape.page_size // 8
+            dim = 512 if 4096 % shape.page_size else 4096 // shape.page_size // 8
             self.pool = pool.VattnPool(
                 shape.pages * shape.page_size, shape.page_size, torch.float32, 1, dim, 1, "cpu", False
             )

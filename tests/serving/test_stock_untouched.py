@@ -17,7 +17,6 @@ from tests.support.server import RECORD, STRICT, Server
 ABOUT_PLUGINS = re.compile(r"plugin|vattn_probe|server_args=|hook\(s\) to", re.IGNORECASE)
 #: Numbers, addresses and measured times differ from run to run.
 VARYING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?")
-OUR_FIELDS = {"kv_backend", "vattn_read", "vattn_rows"}
 
 
 def start(llama: Path, root: Path, folder: Path, plugins: str) -> Server:
@@ -48,7 +47,7 @@ def metric_names(server: Server) -> set[str]:
 def test_same_answers_logs_metrics_and_classes(pair: tuple[Server, Server], golden: Golden) -> None:
     ours, stock = pair
     for server in pair:
-        cases = golden["corners-16"]
+        cases = golden["corners-16"][:48]  # a whole document
         server.flush()
         answers = server.many([(case.prompt, case.new_tokens) for case in cases], at_once=1)
         assert_same_outputs(cases, answers)
@@ -58,7 +57,10 @@ def test_same_answers_logs_metrics_and_classes(pair: tuple[Server, Server], gold
     classes = ours_info["internal_states"][0]["classes"]
     assert classes == stock_info["internal_states"][0]["classes"]
     assert classes["tree"].startswith("sglang.")
-    assert set(ours_info) - set(stock_info) == OUR_FIELDS, "our plugin is loaded in one, not in the other"
+    added = set(ours_info) - set(stock_info)
+    assert "kv_backend" in added, "our plugin is loaded in one, not in the other"
+    assert all(field == "kv_backend" or field.startswith("vattn_") for field in added)
+    assert not set(stock_info) - set(ours_info)
     assert "vattn" not in ours_info["internal_states"][0]
     assert ours_info["kv_backend"] == "default"
 

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every benchmark here shares: medians and spreads, the machine, and a result file that grows.
+
+A result file is JSON: machine, versions, date, command and ``rows``. It is written after every row, so a run that is
+stopped keeps what it has; with ``resume`` a run does only the rows that the file lacks. A row keeps its raw
+measurements under ``raw``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+RESULTS = Path(__file__).resolve().parent / "results"
+Row = dict[str, Any]
+Item = TypeVar("Item")
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> float:
+    """(max - min) / median, the measure that every table here states."""
+    middle = median(values)
+    return (max(values) - min(values)) / middle if middle else 0.0
+
+
+def quartile_spread(values: Sequence[float]) -> float:
+    """(third quartile - first) / median: for many short measurements, where one interruption is the maximum."""
+    if len(values) < 4:
+        return spread(values)
+    first, middle, third = statistics.quantiles(values, n=4)
+    return (third - first) / middle if middle else 0.0
+
+
+def machine(device: str = "cpu") -> dict[str, str]:
+    """What the numbers were measured on."""
+    if device.startswith("cuda"):
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().split("\n")[0]
+        return {"gpu": properties.name, "memory_gib": f"{properties.total_memory / 2**30:.0f}", "driver": driver}
+    return {"cpu": _cpu_name(), "cores": str(len(os.sched_getaffinity(0))), "kernel": platform.release()}
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """The installed versions that matter, without importing more than their metadata."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for name in ("sglang", "torch", "sgl-kernel", "sglang-vattn"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def command(module: str) -> str:
+    """The command that gives the running benchmark's numbers again."""
+    return shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
+
+
+class ResultFile:
+    """The rows of one benchmark, on disk after each of them.
+
+    Parameters
+    ----------
+    key
+        The fields that tell one row from another: a row replaces an earlier one with the same values.
+    resume
+        Keep the rows of an existing file, so that :meth:`has` finds them.
+    """
+
+    def __init__(
+        self, path: Path, module: str, key: Sequence[str], *, device: str = "cpu", resume: bool = False
+    ) -> None:
+        self.path, self.key = path, tuple(key)
+        self.rows: list[Row] = []
+        self.head = {
+            "machine": machine(device),
+            "versions": versions(),
+            "date": time.strftime("%Y-%m-%d"),
+            "command": command(module),
+        }
+        if resume and path.exists():
+            self.rows = json.loads(path.read_text())["rows"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def _name(self, row: Row) -> tuple[Any, ...]:
+        return tuple(row.get(field) for field in self.key)
+
+    def has(self, **fields: Any) -> bool:
+        return any(self._name(row) == self._name(fields) for row in self.rows)
+
+    def add(self, row: Row) -> None:
+        """Keep the row and write the file, all of it or none."""
+        self.rows = [other for other in self.rows if self._name(other) != self._name(row)] + [row]
+        unfinished = self.path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps({**self.head, "rows": self.rows}, indent=1) + "\n")
+        unfinished.replace(self.path)
+
+
+def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iterable[Item]:
+    """A progress bar on a terminal; on a pipe, nothing."""
+    from tqdm import tqdm
+
+    bar: Iterable[Item] = tqdm(items, desc=what, total=total, disable=not sys.stderr.isatty(), leave=False)
+    return bar
+
+
+def seconds_of(call: Callable[[], object], repeats: int, warmup: int = 1) -> list[float]:
+    """Wall-clock seconds of each of ``repeats`` calls, after ``warmup`` that do not count."""
+    for _ in range(warmup):
+        call()
+    out = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        out.append(time.perf_counter() - start)
+    return out
+
+
+def alternately(
+    calls: dict[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 1,
+    least: int = 3,
+    budget_s: float = float("inf"),
+) -> dict[str, list[float]]:
+    """Seconds of each call, the arms taking turns: what disturbs the machine disturbs all of them alike.
+
+    Stops after ``rounds``, or behind the round that ends past ``budget_s`` (but not before ``least``).
+    """
+    out: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(warmup):
+            call()
+    began = time.perf_counter()
+    for done in range(rounds):
+        if done >= least and time.perf_counter() - began > budget_s:
+            break
+        for name, call in calls.items():
+            out[name] += seconds_of(call, 1, warmup=0)
+    return out
