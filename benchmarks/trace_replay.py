@@ -3,6 +3,7 @@
 
     python -m benchmarks.trace_replay --simulate
     python -m benchmarks.trace_replay --url http://127.0.0.1:30000 --start 600 --seconds 300 --speed 2
+    python -m benchmarks.trace_replay --serve vattn --device cuda --seconds 120
 
 The trace (Mooncake, FAST'25) names each prompt's 512-token blocks; each id becomes a fixed seeded block, so sharing is
 exact. Simulated, requests go one at a time in order of time and leave prompt and answer in the cache; those that do
@@ -12,9 +13,10 @@ not fit the smallest form of the pool are skipped, the same in every arm.
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +89,13 @@ def main() -> None:
     parser.add_argument("--simulate", action="store_true", help="without a model or a server")
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--limit", type=int, help="only the first so many lines of the trace")
-    parser.add_argument("--out", type=Path, default=RESULTS / "cpu" / "trace_replay.json")
+    parser.add_argument("--out", type=Path, help="default: trace_replay.json or trace_live.json with the results")
     parser.add_argument("--resume", action="store_true", help="keep the rows that --out has")
     parser.add_argument("--pools", type=int, nargs="+", default=list(POOLS), help="simulated: tokens")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), help="simulated")
     parser.add_argument("--url", help="live: the server")
+    parser.add_argument("--serve", help="live: start this arm's server (see prefix_hit.py) instead")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="live: with --serve")
     parser.add_argument("--name", default="server", help="live: what to call it in the result")
     parser.add_argument("--start", type=float, default=0.0, help="live: seconds into the trace")
     parser.add_argument("--seconds", type=float, default=60.0, help="live: length of the window, in the trace's time")
@@ -101,17 +105,27 @@ def main() -> None:
     args = parser.parse_args()
     requests = read_trace(args.trace, args.limit)
     if args.simulate:
-        results = ResultFile(args.out, "trace_replay", ["arm", "pool_tokens"], resume=args.resume)
+        out = args.out or RESULTS / "cpu" / "trace_replay.json"
+        results = ResultFile(out, "trace_replay", ["arm", "pool_tokens"], resume=args.resume)
         for name, pool in cells(args, results):
             row = simulate(name, pool, requests)
             results.add(row)
             print(format_row(row), flush=True)
-    elif args.url:
+    elif args.url or args.serve:
         from benchmarks.live import replay
 
-        replay(args, requests)
+        args.out = args.out or RESULTS / {"cpu": "cpu", "cuda": "h200"}[args.device] / "trace_live.json"
+        with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+            if args.serve:
+                from benchmarks.arms import serving
+
+                args.url = stack.enter_context(serving(args.serve, args.device, Path(scratch))).base
+                args.name = args.serve
+                if args.device == "cpu":  # the tiny model
+                    args.vocabulary, args.longest = 300, min(args.longest, 4000)
+            replay(args, requests)
     else:
-        parser.error("either --simulate, or --url of a server")
+        parser.error("one of --simulate, --url, --serve")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Row, median, spread
+from benchmarks.common import Row, median, quartile_spread, spread
 from benchmarks.vmm import KIB, MIB, WAIT_S, open_driver, shuffled
 from sglang_vattn import _core
 
@@ -40,8 +40,17 @@ BACKGROUNDS = (
     Background("maps, 16 every 2 ms", 16, 0.002),
     Background("an unmap call of 1 page every 2 ms", 1, 0.002, unmap=True),
     Background("an unmap call of 64 pages every 2 ms", 64, 0.002, unmap=True),
-    Background("alone again"),
 )
+
+
+@dataclass
+class Beside:
+    """What was measured beside one background."""
+
+    ms: list[float]
+    seconds: float
+    pages: int
+    unmaps: int
 
 
 class Rows:
@@ -81,7 +90,7 @@ class Rows:
 def reader(device: str) -> Callable[[torch.Tensor], Any]:
     """Reads a (tokens, width) view once, at memory bandwidth."""
     if device == "cpu":
-        return lambda view: view.view(torch.int16).sum()
+        return lambda view: view.view(torch.float32).sum()
     from benchmarks.vmm_triton import read
 
     return read
@@ -159,30 +168,36 @@ def beside(device: str, rounds: int, small: bool) -> Iterator[Row]:
                 for view in views:
                     read(view)
 
-        alone = 0.0
         for _ in range(3):
             timed(device, call)
-        for background in BACKGROUNDS:
-            before, began = rows.space.stats(), time.perf_counter()
-            with running(rows, background):
-                raw = [timed(device, call) for _ in range(rounds * 3)]
-                seconds, after = time.perf_counter() - began, rows.space.stats()
-            ms = median(raw)
-            alone = alone or ms
-            calls = after["unmap_calls"] - before["unmap_calls"]
-            pages = after["pages_mapped"] - before["pages_mapped"]
-            lost_us = (ms - alone) * 1e3 / (ms / 1e3)  # a second of reading
+        # In turns, so that what else the machine does is spread over all of them.
+        measured = {background: Beside([], 0.0, 0, 0) for background in BACKGROUNDS}
+        for _ in range(rounds):
+            for background, sums in measured.items():
+                with running(rows, background):
+                    before, began = rows.space.stats(), time.perf_counter()
+                    sums.ms.extend(timed(device, call) for _ in range(3))
+                    sums.seconds += time.perf_counter() - began
+                    after = rows.space.stats()
+                sums.pages += after["pages_mapped"] - before["pages_mapped"]
+                sums.unmaps += after["unmap_calls"] - before["unmap_calls"]
+        alone = median(measured[BACKGROUNDS[0]].ms)
+        for background, sums in measured.items():
+            ms = median(sums.ms)
+            per_second = sums.unmaps / sums.seconds
+            # What a second of reading lost, over the calls in it.
+            stall_us = (1 - alone / ms) * 1e6 / per_second if per_second else 0.0
             yield {
                 "part": "beside",
                 "case": background.name,
                 "page_bytes": rows.space.page_bytes,
                 "ms": ms,
                 "slowdown": ms / alone,
-                "pages_mapped_per_s": pages / seconds,
-                "unmap_calls_per_s": calls / seconds,
-                "stall_us_per_unmap_call": lost_us / (calls / seconds) if background.unmap and calls else 0.0,
-                "spread": {"ms": spread(raw)},
-                "raw": {"ms": raw},
+                "pages_mapped_per_s": sums.pages / sums.seconds,
+                "unmap_calls_per_s": per_second,
+                "stall_us_per_unmap_call": stall_us,
+                "spread": {"ms": quartile_spread(sums.ms)},
+                "raw": {"ms": sums.ms},
             }
 
 
@@ -193,21 +208,21 @@ def layout(device: str, rounds: int, small: bool) -> Iterator[Row]:
         tokens //= 2  # 256 Ki tokens of 128 KiB: 32 GiB
     read = reader(device)
     with closing(Rows(device, tokens, layers)) as rows:
-        for name, view in (("sliced", rows.sliced), ("layered", rows.layered)):
-            views = [view(layer) for layer in range(layers)]
-
-            def call(views: list[torch.Tensor] = views) -> None:
-                for one in views:
-                    read(one)
-
-            timed(device, call)
-            raw = [timed(device, call) for _ in range(rounds)]
+        layers_of = {"sliced": rows.sliced, "layered": rows.layered}
+        raw: dict[str, list[float]] = {name: [] for name in layers_of}
+        for number in range(rounds + 1):
+            for name, view in layers_of.items():
+                views = [view(layer) for layer in range(layers)]
+                ms = timed(device, lambda views=views: [read(one) for one in views])  # type: ignore[misc]
+                if number:  # the first warms up
+                    raw[name].append(ms)
+        for name, values in raw.items():
             yield {
                 "part": "layout",
                 "case": name,
                 "page_bytes": rows.space.page_bytes,
-                "ms": median(raw),
-                "gb_per_s": layers * tokens * WIDTH * ITEM / median(raw) / 1e6,
-                "spread": {"ms": spread(raw)},
-                "raw": {"ms": raw},
+                "ms": median(values),
+                "gb_per_s": layers * tokens * WIDTH * ITEM / median(values) / 1e6,
+                "spread": {"ms": spread(values)},
+                "raw": {"ms": values},
             }

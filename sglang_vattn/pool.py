@@ -178,10 +178,17 @@ class VattnPool(MHATokenToKVPool):
 
 
 def open_driver(device: str) -> _core.Driver:
-    """What maps the pages of ``device``. Tests put one here that fails, or is slow."""
+    """What maps the pages of ``device``. Tests put one here that fails, or make it slow (``VATTN_TEST_MAP_DELAY_S``)."""
+    driver: _core.Driver
     if device.startswith("cuda"):
-        return _core.CudaDriver(torch.device(device).index or torch.cuda.current_device())
-    return _core.HostDriver(granule_bytes(device))
+        driver = _core.CudaDriver(torch.device(device).index or torch.cuda.current_device())
+    else:
+        driver = _core.HostDriver(granule_bytes(device))
+    delay_s = float(os.environ.get("VATTN_TEST_MAP_DELAY_S", 0))
+    if delay_s:
+        driver = _core.FaultyDriver(driver)
+        driver.set_delay("map", delay_s)
+    return driver
 
 
 def _open_space(

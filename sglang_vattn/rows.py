@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from sglang_vattn.request_pages import RequestPages
 from sglang_vattn.sharing import PathNode
 
 ROWS_CLEANED_AT_ONCE = 8
+WAIT_SLICE_S = 0.1  # then look whether waiting is still of use
 
 
 class RowTable:
@@ -88,12 +90,23 @@ class RowTable:
         return True
 
     def wait(self, requests: list[RequestPages], timeout_s: float) -> bool:
-        """Wait until the rows of all these requests are mapped; False when one has none or the time is up."""
-        self.space.prefer([request.row for request in requests if request.row])
+        """Wait until the rows of all these requests are mapped; False when that cannot be or the time is up."""
+        if any(request.row == 0 or request.valid < request.needed for request in requests):
+            return False
+        self.space.prefer([request.row for request in requests])
+        deadline = time.monotonic() + timeout_s
         for request in requests:
-            if request.row and not self.ready(request):
-                self.space.wait(request.row, request.needed, timeout_s)
-        return all(self.ready(request) for request in requests)
+            while not self.ready(request):
+                left = deadline - time.monotonic()
+                if left <= 0 or self.space.error(request.row) or self._mappings_used_up():
+                    return False
+                self.space.wait(request.row, request.needed, min(left, WAIT_SLICE_S))
+        return True
+
+    def _mappings_used_up(self) -> bool:
+        """Whether live rows hold all mappings of the driver's budget: then nothing more is mapped for now."""
+        stats = self.space.stats()
+        return 0 < stats["max_mappings"] <= stats["mappings"] and stats["rows_retired"] == 0
 
     def before_forward(self) -> None:
         """On the forward's stream, before it: bring the device table up to date, retire rows that are done with."""

@@ -62,7 +62,6 @@ def before_forward(self: Any, batch: Any, *a: Any, **kw: Any) -> None:
         allocator.get_kvcache().poison(allocator.pages.free_list()[: allocator.pages.free - allocator.pages.reserved])
     allocator.get_kvcache().flush()
     allocator.keep_ahead()
-    allocator.rows.before_forward()
     slots = batch.req_pool_indices_cpu
     found = [] if slots is None else [allocator.requests.get(slot) for slot in slots.tolist()]
     # A request that is gone (its last forward overlaps its release) has no row left: the batch reads by pages.
@@ -70,6 +69,7 @@ def before_forward(self: Any, batch: Any, *a: Any, **kw: Any) -> None:
     if len(requests) < len(found):
         requests = []
     allocator.reading.plan(requests, decode=batch.forward_mode.is_decode())
+    allocator.rows.before_forward()  # after the plan, which may give a request its row
 
 
 def touch_waiting_prefix(original: Callable[..., None], req: Any, tree_cache: Any) -> None:

@@ -32,7 +32,11 @@ def _same(*facts: str) -> dict[str, str]:
     return {fact: fact for fact in facts}
 
 
-_PAGE_STATES = {**_same("free", "private", "evictable", "protected"), "guard": "guard_pages", "padding": "padding_pages"}
+_PAGE_STATES = {
+    **_same("free", "private", "evictable", "protected"),
+    "guard": "guard_pages",
+    "padding": "padding_pages",
+}
 _ROW_STATES = {"clean": "rows_clean", "live": "rows_live", "retired": "rows_retired"}
 
 METRICS = (
@@ -99,6 +103,14 @@ METRICS = (
     Metric("shared_groups", "counter", "Groups that read a prefix once, each decode step.", "", {"": "groups"}),
     Metric("shared_group_members", "counter", "Requests in those groups.", "", {"": "members"}),
     Metric("shared_saved_tokens", "counter", "Tokens not read again by those groups.", "", {"": "tokens_saved"}),
+    Metric(
+        "observe_seconds",
+        "counter",
+        "Scheduler time spent on these metrics and the log line (stats) and on the page (state).",
+        "for",
+        {"stats": "observe_ns", "state": "state_ns"},
+        1e-9,
+    ),
 )
 
 

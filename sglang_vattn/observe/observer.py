@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
 from typing import Any, ClassVar
@@ -11,9 +12,10 @@ from sglang_vattn import reporting
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.observe import STATE_RID
 from sglang_vattn.observe.metrics import Metrics
-from sglang_vattn.observe.state import full_state
+from sglang_vattn.observe.state import check, full_state
 from sglang_vattn.request_pages import RequestPages
 
+CHECK = os.environ.get("VATTN_TEST_INTEGRITY") == "1"  # /vattn/state then says what is wrong in the core
 EXPORT_INTERVAL_S = 0.25  # SGLang logs its stats at every prefill; ours cost O(requests)
 SAMPLE_INTERVAL_S = 1.0
 SAMPLES = 300
@@ -63,6 +65,7 @@ class Observer:
         self.shared = SharedPages()
         self.history: deque[tuple[float, ...]] = deque(maxlen=SAMPLES)
         self.metrics: Metrics | None = None
+        self.observe_ns = self.state_ns = 0  # what looking costs the scheduler
         self._last_log = (time.monotonic(), 0)
         self._exported_s = 0.0
         collector = scheduler.metrics_reporter.metrics_collector
@@ -78,15 +81,15 @@ class Observer:
         lengths = self.lengths()
         size = allocator.page_size
         waste = sum(
-            len(request.pages) * size - lengths[slot]
-            for slot, request in allocator.requests.items()
-            if slot in lengths
+            len(request.pages) * size - lengths[slot] for slot, request in allocator.requests.items() if slot in lengths
         )
         facts = {
             **reporting.facts(allocator),
             **self.shared.facts(),
             "rows_ready": rows_ready,
             "waste_tokens": waste,
+            "observe_ns": self.observe_ns,
+            "state_ns": self.state_ns,
         }
         self._sample(facts)
         return facts
@@ -100,35 +103,47 @@ class Observer:
 
     def state(self) -> dict[str, Any]:
         """Facts, every page, every row, the tree's top, and the history. Milliseconds for a large pool."""
-        facts = self.facts()
+        began = time.perf_counter_ns()
+        facts = self.show(self.facts())
         history: dict[str, list[float]] = {"time_s": [], **{name: [] for name in SAMPLED}}
         for values, name in zip(zip(*self.history, strict=True), history, strict=False):
             history[name] = list(values)
-        return {
-            "facts": facts,
-            "history": history,
-            **full_state(self.allocator, self.shared.holders, self.lengths()),
-        }
+        details = full_state(self.allocator, self.shared.holders, self.lengths())
+        self.state_ns += time.perf_counter_ns() - began
+        if CHECK:
+            details["problems"] = check(self.allocator, details["states"])
+        return {"facts": facts, "history": history, **details}
 
     def log_part(self) -> str:
         """For SGLang's log line: ``vattn: pages 812/6784, shared 96 x 14.2, rows 64 ready, maps 3/s``."""
+        began = time.perf_counter_ns()
         facts = self.facts()
         now, maps = time.monotonic(), facts["map_calls"]
         last_s, last_maps = self._last_log
         self._last_log = (now, maps)
         shared, holders = facts["shared_pages"], facts["shared_page_holders"]
-        return (
+        text = (
             f"vattn: pages {facts['num_pages'] - facts['free']}/{facts['num_pages']}, "
             f"shared {shared} x {holders / max(1, shared):.1f}, rows {facts['rows_ready']} ready, "
             f"maps {(maps - last_maps) / max(1e-3, now - last_s):.0f}/s"
         )
+        self.observe_ns += time.perf_counter_ns() - began
+        return text
 
     def export(self, interval_s: float = EXPORT_INTERVAL_S) -> None:
         """Bring the metrics up to date, unless that was done within the interval."""
         now = time.monotonic()
         if self.metrics is not None and now - self._exported_s >= interval_s:
-            self._exported_s = now
-            self.metrics.export(self.facts())
+            began = time.perf_counter_ns()
+            self.show(self.facts())
+            self.observe_ns += time.perf_counter_ns() - began
+
+    def show(self, facts: dict[str, int]) -> dict[str, int]:
+        """Put these facts into the metrics, so that no view is ahead of them."""
+        if self.metrics is not None:
+            self._exported_s = time.monotonic()
+            self.metrics.export(facts)
+        return facts
 
     def _sample(self, facts: dict[str, int]) -> None:
         now = time.monotonic()
@@ -174,5 +189,5 @@ def internal_state(original: Any, controller: Any, request: Any) -> Any:
 
         return GetInternalStateReqOutput(internal_state={"vattn": observer.state()})
     result = original(controller, request)
-    result.internal_state["vattn"] = observer.facts()
+    result.internal_state["vattn"] = observer.show(observer.facts())
     return result

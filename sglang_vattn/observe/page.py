@@ -8,6 +8,7 @@ opens an address; so the refusal of ``/vattn`` carries a form that asks for it a
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -70,12 +71,19 @@ def add_routes(*a: Any, **kw: Any) -> None:
     from sglang.srt.runtime_context import get_serving
 
     app = http_server.app
+    logging.getLogger("uvicorn.access").addFilter(_without_polls)
     app.add_api_route(PATH, page, methods=["GET"], include_in_schema=False)
     app.add_api_route(STATE_PATH, StateSource(ask_schedulers), methods=["GET"], include_in_schema=False)
     if get_serving().api_key:
         # What is added first lies inside: SGLang's check is added later, so wrap the app when it is built.
         build = app.build_middleware_stack
         app.build_middleware_stack = lambda: KeyForm(build())
+
+
+def _without_polls(record: logging.LogRecord) -> bool:
+    """Viewers ask every second: no line in the log for each answer."""
+    args = record.args
+    return not (isinstance(args, tuple) and len(args) == 5 and args[2] == STATE_PATH and args[4] == 200)
 
 
 async def page() -> Any:

@@ -31,9 +31,7 @@ MAX_NODES = 256  # sent, those nearest to the root first; every page names its n
 _KEY = secrets.token_bytes(16)  # of this process
 
 
-def full_state(
-    allocator: VattnAllocator, holders: Mapping[int, int], lengths: Mapping[int, int]
-) -> dict[str, Any]:
+def full_state(allocator: VattnAllocator, holders: Mapping[int, int], lengths: Mapping[int, int]) -> dict[str, Any]:
     """All of the pool. O(pages + nodes + pages of all rows).
 
     Parameters
@@ -65,6 +63,18 @@ def full_state(
         "rows": _rows(allocator, lengths),
         "tree": _top_nodes(tree) if tree is not None else [],
     }
+
+
+def check(allocator: VattnAllocator, states: str) -> list[str]:
+    """What is wrong in the core, or in ``states`` against the core's own word for each page. For tests; slow."""
+    problems = [*allocator.pages.check_integrity(), *allocator.get_kvcache().space.check_integrity()]
+    if allocator.tree_cache is not None:
+        problems += allocator.tree_cache.tree.check_integrity()
+    shown = base64.b64decode(states)
+    for page in range(1, allocator.pages.num_pages + 1):
+        if STATES[shown[page]] != (state := allocator.pages.state(page)):
+            problems.append(f"page {page} is shown as {STATES[shown[page]]}, the core says {state}")
+    return problems
 
 
 def _mark_tree(tree: PrefixTree, states: np.ndarray, nodes: np.ndarray) -> None:

@@ -107,9 +107,11 @@ def settings() -> Iterator[None]:
 class Engine:
     """A scheduler's calls. Each asserts what it can; `check` asserts what must hold between any two."""
 
-    def __init__(self, shape: Shape = Shape(), *, share: bool = True) -> None:  # noqa: B008
+    def __init__(self, shape: Shape = Shape(), *, share: bool = True, fail_first: str = "") -> None:  # noqa: B008
         self.shape = shape
         self.driver = _core.FaultyDriver(_core.HostDriver())
+        if fail_first:
+            self.driver.fail_at(fail_first, 1)
         pool.VattnPool.row_plan = pool.RowPlan(shape.slots + 1, CONTEXT, shape.rows)
         with (
             mock.patch.object(pool, "open_driver", lambda device: self.driver),
@@ -150,6 +152,7 @@ class Engine:
         self.row_views = [each[0].view(torch.int64)[..., 0, 0].numpy() for each in (self.pool.k_rows, self.pool.v_rows)]
         self.model.slot_hashes = self.home[0]
         self.running: list[Run] = []
+        self.settled = False  # whether the mapping thread has caught up before each forward
         self.tried: Counter[str] = Counter()
 
     def close(self) -> None:
@@ -293,6 +296,8 @@ class Engine:
         )
 
     def _forward(self, batch: Batch, runs: Sequence[Run], spans: Sequence[tuple[int, int]]) -> None:
+        if self.settled:
+            assert self.space.drain(10)
         running.before_forward(None, batch)
         for run, (start, end) in zip(runs, spans, strict=True):
             slots = self.slots.req_to_token[run.req.kv.req_pool_idx, start:end].numpy()

@@ -7,8 +7,9 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }
 
+// Any hue but the blues, which mean a request's own pages.
 function prefix_color(node) {
-  return `hsl(${((node * 137.508) % 360).toFixed(0)} 68% ${color("prefix-light")})`;
+  return `hsl(${(250 + ((node * 0.6180339887) % 1) * 300) % 360} 68% ${color("prefix-light")})`;
 }
 
 // Cached: a style lookup a page would cost more than the drawing.
@@ -75,7 +76,7 @@ class PageMap {
 }
 
 class RowBars {
-  constructor(canvas) { this.canvas = canvas; this.line = 16; this.label = 150; this.size = 1; }
+  constructor(canvas) { this.canvas = canvas; this.line = 16; this.label = 112; this.size = 1; }
 
   // `lit`: indices of rows to light up, null for none; `page`: the page to outline in them.
   draw(view, palette, lit, page) {

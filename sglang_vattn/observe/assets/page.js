@@ -22,6 +22,10 @@ function decode(state) {
   };
 }
 
+function count(number, what) {
+  return `${number.toLocaleString()} ${what}${number === 1 ? "" : "s"}`;
+}
+
 // ---- what is lit
 function rows_with(page) {
   return new Set(view.rows.flatMap((row, index) => (row.pages.includes(page) ? [index] : [])));
@@ -72,8 +76,8 @@ function draw_all() {
     [short(facts.waste_tokens), "tokens of room in last pages"],
   ];
   $("tiles").innerHTML = tiles.map(([value, what]) => `<div class="tile"><b>${value}</b><span>${what}</span></div>`).join("");
-  const count = { free: facts.free, private: facts.private, evictable: facts.evictable, protected: facts.protected };
-  $("states").innerHTML = Object.entries(count)
+  const pages = { free: facts.free, private: facts.private, evictable: facts.evictable, protected: facts.protected };
+  $("states").innerHTML = Object.entries(pages)
     .map(([name, n]) => `<span><i style="background:var(--${name})"></i>${name} ${n.toLocaleString()}</span>`)
     .join("") + `<span><i style="background:var(--edge)"></i>padding, guard</span><span>inner square: shared, in the colour of its prefix</span>`;
   $("rows-legend").innerHTML = `<span><i style="background:var(--private)"></i>own</span>`
@@ -94,8 +98,8 @@ function draw_tree() {
     const more = node.below ? `, ${node.below} more below` : "";
     const space = node.namespace ? `, tenant ${node.namespace}` : "";
     lines.push(`<div data-node="${node.id}" style="padding-left:${4 + depth * 14}px"><i style="background:${palette.prefix(node.id)}"></i>`
-      + `tokens ${node.start.toLocaleString()}–${node.end.toLocaleString()} <span class="soft">${node.pages} pages, `
-      + `${node.hits} hits, ${node.locks} running${space}${more}</span></div>`);
+      + `tokens ${node.start.toLocaleString()}–${node.end.toLocaleString()} <span class="soft">${count(node.pages, "page")}, `
+      + `${count(node.hits, "hit")}, ${node.locks} running${space}${more}</span></div>`);
     for (const child of children.get(node.id) || []) add(child, depth + 1);
   };
   for (const node of children.get(0) || []) add(node, 0);
@@ -117,9 +121,9 @@ function tip(event, text) {
 function describe(page) {
   const sharers = rows_with(page).size, node = view.tree.find((each) => each.id === view.nodes[page]);
   let text = `page ${page}: ${STATES[view.states[page]]}`;
-  if (view.sharers[page]) text += `\nshared by ${view.sharers[page]} running requests`;
-  else if (sharers) text += `\nin the row of ${sharers} running request${sharers > 1 ? "s" : ""}`;
-  if (node) text += `\nprefix of tokens ${node.start.toLocaleString()}–${node.end.toLocaleString()}, ${node.hits} hits`;
+  if (view.sharers[page]) text += `\nshared by ${count(view.sharers[page], "running request")}`;
+  else if (sharers) text += `\nin the row of ${count(sharers, "running request")}`;
+  if (node) text += `\nprefix of tokens ${node.start.toLocaleString()}–${node.end.toLocaleString()}, ${count(node.hits, "hit")}`;
   return text;
 }
 

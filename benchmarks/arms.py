@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers that are compared: one at a time, in its own process group, on the host or on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.serve_ab import ENGINE, LLAMA_3_8B
+from tests.support.client import Client
+from tests.support.server import LIFETIME_S, NO_PLUGINS, Server
+from tests.support.tiny_model import tiny_model
+
+MODELS = Path(__file__).resolve().parent.parent / "build" / "models"
+
+
+class Arm(NamedTuple):
+    """Flags and environment that tell one server from another."""
+
+    flags: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+ARMS = {
+    "vattn": Arm(("--kv-backend=vattn",), {}),
+    "stock_page1": Arm(("--page-size=1",), NO_PLUGINS),
+    "stock_page128": Arm(("--page-size=128",), NO_PLUGINS),
+    # The same code path without a hit: what the prefix cache is worth.
+    "stock_no_hits": Arm(("--page-size=1",), {**NO_PLUGINS, "SGLANG_RADIX_FORCE_MISS": "1"}),
+}
+HOST_POOL = "--max-total-tokens=65536"
+
+
+def flags_of(engine: Mapping[str, Any]) -> list[str]:
+    """Engine arguments as the server's flags."""
+    out = []
+    for name, value in engine.items():
+        if value is not False:
+            flag = "--" + name.replace("_", "-")
+            out.append(flag if value is True else f"{flag}={value}")
+    return out
+
+
+class GpuServer(Server):
+    """A server with SGLang's own defaults but for `ENGINE`, which serve_ab.py shares."""
+
+    def __init__(self, model: Path, folder: Path, flags: Sequence[str], env: Mapping[str, str]) -> None:
+        super().__init__(model, folder, flags, env)
+        port = self.base.rsplit(":", 1)[1]
+        engine = {name: value for name, value in ENGINE.items() if name != "skip_tokenizer_init"}
+        self.argv = [
+            *("timeout", "--kill-after=10", str(LIFETIME_S), sys.executable, "-m", "sglang.launch_server"),
+            *("--model-path", str(model), "--host=127.0.0.1", f"--port={port}"),
+            *flags_of(engine),
+            *flags,
+        ]
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "VATTN_"))}
+        self._env = {**inherited, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **env}
+
+
+def dummy_llama(folder: Path) -> Path:
+    """Llama-3-8B's configuration, for dummy weights, and a tokenizer with a word for each id."""
+    if (folder / "tokenizer.json").exists():
+        return folder
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    words = {f"w{i}": i for i in range(LLAMA_3_8B["vocab_size"])}  # type: ignore[call-overload]
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w0", eos_token="w1").save_pretrained(folder)
+    return folder
+
+
+def model_for(device: str) -> Path:
+    return dummy_llama(MODELS / "dummy-llama-8b") if device == "cuda" else tiny_model(MODELS)
+
+
+@contextmanager
+def serving(name: str, device: str, folder: Path, extra: Sequence[str] = ()) -> Iterator[Client]:
+    """The arm's server, stopped at the end whatever happens."""
+    arm, model = ARMS[name], model_for(device)
+    server: Server
+    if device == "cuda":
+        server = GpuServer(model, folder / name, [*arm.flags, *extra], arm.env)
+    else:
+        server = Server(model, folder / name, [HOST_POOL, *arm.flags, *extra], arm.env)
+    with server:
+        yield server
+
+
+def counters(client: Client) -> dict[str, int]:
+    """The pool's counters of a vattn server; empty for stock."""
+    states = client.info()["internal_states"]
+    return dict(states[0].get("vattn") or {})

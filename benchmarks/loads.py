@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's bench_serving, run in this process, and what a server holds meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.support.client import Client
+
+if TYPE_CHECKING:
+    from benchmarks.prefix_hit import Load
+
+
+def arguments(url: str, model: Path, load: Load, seed: int, out: Path) -> list[str]:
+    """bench_serving's flags for a load."""
+    flags = [
+        "--backend=sglang", f"--base-url={url}", f"--model={model}", f"--tokenizer={model}",
+        "--dataset-name=generated-shared-prefix", "--tokenize-prompt",
+        f"--gsp-num-groups={load.prefixes}", f"--gsp-prompts-per-group={load.members}",
+        f"--gsp-system-prompt-len={load.prefix}", f"--gsp-question-len={load.own}",
+        f"--gsp-output-len={load.output}", f"--seed={seed}", f"--output-file={out}", "--output-details",
+        "--cache-report", "--disable-tqdm", "--warmup-requests=0", "--ready-check-timeout-sec=10",
+    ]  # fmt: skip
+    if load.zipf is not None:
+        flags += ["--gsp-group-distribution=zipf", f"--gsp-zipf-alpha={load.zipf}"]
+    if isinstance(load.arrival, float):
+        flags.append(f"--request-rate={load.arrival}")
+    elif load.arrival == "one by one":
+        flags.append("--max-concurrency=1")
+    return flags
+
+
+def _client() -> Callable[[], None]:
+    """bench_serving's command line. It imports Hugging Face's datasets, for one load of pictures alone."""
+    if "datasets" not in sys.modules and importlib.util.find_spec("datasets") is None:
+        absent = ModuleType("datasets")
+        absent.load_dataset = None  # type: ignore[attr-defined]
+        sys.modules["datasets"] = absent
+    from sglang.benchmark.serving import cli_main
+
+    main: Callable[[], None] = cli_main
+    return main
+
+
+def bench_serving(url: str, model: Path, load: Load, seed: int, scratch: Path) -> dict[str, Any]:
+    """Run the load; bench_serving's own result, with a list a request of what it measured."""
+    cli_main = _client()
+    out, log = scratch / "bench_serving.jsonl", scratch / "bench_serving.log"
+    out.unlink(missing_ok=True)
+    argv, home = sys.argv, os.environ.get("HOME", "")
+    # It keeps generated prompts under $HOME by sizes and seed, whatever the vocabulary: not across models, then.
+    sys.argv, os.environ["HOME"] = ["bench_serving", *arguments(url, model, load, seed, out)], str(scratch)
+    try:
+        with log.open("w") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            cli_main()
+    except SystemExit as stop:
+        raise RuntimeError(f"bench_serving stopped with {stop.code}: {log.read_text()[-2000:]}") from stop
+    finally:
+        sys.argv, os.environ["HOME"] = argv, home
+    result: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
+    return result
+
+
+def used_tokens(client: Client) -> int:
+    """Slots of the pool that hold something, the cache's included."""
+    info = client.info()
+    state = info["internal_states"][0]
+    vattn = state.get("vattn")
+    if vattn:
+        return int((vattn["num_pages"] - vattn["free"]) * vattn["page_size"])
+    loads = json.loads(client.text("/v1/loads?include=all"))["loads"][0]
+    return int(loads.get("num_used_tokens", 0))
+
+
+class Sampler:
+    """The most tokens that the pool held while the load ran, looked at twice a second."""
+
+    def __init__(self, client: Client, every_s: float = 0.5) -> None:
+        self.client, self.every_s, self.most = client, every_s, 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.every_s):
+            with contextlib.suppress(OSError):  # busy: look again
+                self.most = max(self.most, used_tokens(self.client))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()

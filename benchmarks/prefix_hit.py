@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prefix-hit benchmark: what shared prefixes gain, by their length, number and members, on one's own load.
+
+    python -m benchmarks.prefix_hit --device cuda
+    python -m benchmarks.prefix_hit --device cuda --sweeps prefix arrival --arms vattn stock_page1
+    python -m benchmarks.prefix_hit --urls vattn=http://127.0.0.1:30000 --model MODEL --sweeps members
+
+Each sweep changes one thing about a base load. The load is SGLang's own bench_serving (generated-shared-prefix, token
+ids); each arm's server starts once and runs all loads. Before each the cache is flushed and every prefix sent once,
+which is the cold TTFT; so all requests of the load find their prefix, on every arm but ``stock_no_hits``. Figures are medians over the
+rounds (each with other prompts), the spread is (max - min) / median; every round is kept under ``raw``. A run that is
+stopped keeps what it has, ``--resume`` does the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.arms import ARMS, model_for, serving
+from benchmarks.common import RESULTS, ResultFile, Row, median, progress, spread
+from benchmarks.loads import Sampler, bench_serving, used_tokens
+from tests.support.client import Client
+
+AT_ONCE, ONE_BY_ONE = "at once", "one by one"
+
+
+class Load(NamedTuple):
+    """What is asked of a server. ``arrival`` is `AT_ONCE`, `ONE_BY_ONE` or requests a second (Poisson)."""
+
+    prefix: int = 8192
+    members: int = 16
+    prefixes: int = 4
+    own: int = 64
+    output: int = 128
+    arrival: str | float = AT_ONCE
+    zipf: float | None = None
+
+    @property
+    def requests(self) -> int:
+        return self.members * self.prefixes
+
+
+# sweep -> the values of its field; a pair of values stands for (prefixes, zipf)
+Sweeps = dict[str, tuple[Any, ...]]
+BASE = {"cuda": Load(), "cpu": Load(prefix=1024, members=6, prefixes=2, own=32, output=8)}
+SWEEPS: dict[str, Sweeps] = {
+    "cuda": {
+        "prefix": (512, 2048, 8192, 32768),
+        "members": (1, 4, 16, 64),
+        "prefixes": (1, 4, 16),
+        "own": (16, 256, 2048),
+        "output": (1, 128, 512),
+        "arrival": (AT_ONCE, 4.0, 16.0, ONE_BY_ONE),
+        "zipf": (None, 1.0, 1.5),
+    },
+    "cpu": {
+        "prefix": (512, 1024, 3072),
+        "members": (1, 6, 12),
+        "prefixes": (1, 2, 4),
+        "own": (8, 32, 256),
+        "output": (1, 8, 32),
+        "arrival": (AT_ONCE, 2.0, ONE_BY_ONE),
+        "zipf": (None, 1.5),
+    },
+}
+SMALL: Sweeps = {"prefix": (512, 1024)}
+
+
+def loads(device: str, sweeps: list[str] | None, small: bool) -> list[tuple[str, Any, Load]]:
+    """(sweep, value, load), in order."""
+    chosen = SMALL if small else SWEEPS[device]
+    base = BASE[device]
+    if small:
+        base = base._replace(members=3)
+    out = []
+    for sweep, values in chosen.items():
+        if sweeps is None or sweep in sweeps:
+            out += [(sweep, value, base._replace(**{sweep: value})) for value in values]
+    return out
+
+
+def run_load(client: Client, model: Path, load: Load, rounds: int, scratch: Path) -> Row:
+    """The load, ``rounds`` times, each with prompts of its own, its prefixes (and nothing else) in the cache."""
+    raw: list[dict[str, Any]] = []
+    for number in range(rounds):
+        client.flush()
+        # The same seed gives the same prefixes; the one token behind each is no request's whole question.
+        prime = load._replace(members=1, own=1, output=1, arrival=ONE_BY_ONE, zipf=None)
+        cold = bench_serving(client.base, model, prime, seed=1 + number, scratch=scratch)
+        before = _counters(client)
+        with Sampler(client) as sampler:
+            result = bench_serving(client.base, model, load, seed=1 + number, scratch=scratch)
+        after = _counters(client)
+        if result["completed"] != load.requests:
+            errors = [error for error in result["errors"] if error]
+            raise RuntimeError(f"{result['completed']} of {load.requests} requests came back: {errors[:1]}")
+        moved = {name: after.get(name, 0) - before.get(name, 0) for name in ("map_calls", "unmap_calls", "tokens_copied")}
+        raw.append(
+            {
+                "cold_ttft_ms": cold["median_ttft_ms"],
+                "ttft_ms": result["median_ttft_ms"],
+                "ttft_p99_ms": result["p99_ttft_ms"],
+                "decode_step_ms": result["median_itl_ms"],
+                "tokens_per_s": result["output_throughput"],
+                "hit_share": sum(result["cached_tokens"]) / sum(result["input_lens"]),
+                "most_tokens_held": sampler.most,
+                "tokens_cached": used_tokens(client),
+                **moved,
+                "ttfts_s": result["ttfts"],
+                "duration_s": result["duration"],
+            }
+        )
+    names = [name for name in raw[0] if name != "ttfts_s"]
+    values = {name: [one[name] for one in raw] for name in names}
+    return {
+        **{name: median(each) for name, each in values.items()},
+        "spread": {name: spread(each) for name, each in values.items()},
+        "raw": raw,
+    }
+
+
+def _counters(client: Client) -> dict[str, int]:
+    from benchmarks.arms import counters
+
+    return counters(client)
+
+
+def format_row(row: Row) -> str:
+    return (
+        f"{row['arm']:<14} {row['sweep']:>9} {row['value']!s:<11} TTFT {row['ttft_ms']:8.1f} ms "
+        f"(cold {row['cold_ttft_ms']:.1f})  "
+        f"step {row['decode_step_ms']:6.2f} ms  {row['tokens_per_s']:7.0f} tok/s  hits {row['hit_share']:.3f}  "
+        f"held {row['most_tokens_held']:.0f}  maps {row['map_calls']:.0f}  unmaps {row['unmap_calls']:.0f}"
+    )
+
+
+@contextmanager
+def server_of(args: argparse.Namespace, name: str, folder: Path) -> Iterator[tuple[Client, Path]]:
+    """A client of the arm's server, given or started, and the model whose token ids it takes."""
+    if args.urls:
+        url = dict(entry.split("=", 1) for entry in args.urls)[name]
+        client = Client(0)
+        client.base = url.rstrip("/")
+        yield client, args.model
+        return
+    with serving(name, args.device, folder) as client:
+        yield client, model_for(args.device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), help="default: all, or those of --urls")
+    parser.add_argument("--urls", nargs="+", metavar="ARM=URL", help="servers that run already, instead of our own")
+    parser.add_argument("--model", type=Path, help="with --urls: folder with the model's tokenizer")
+    parser.add_argument("--sweeps", nargs="+", help="default: all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--small", action="store_true", help="one sweep of two loads, one round")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that --out has")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no load after so many seconds")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    out = args.out or RESULTS / {"cpu": "cpu", "cuda": "h200"}[args.device] / "prefix_hit.json"
+    results = ResultFile(out, "prefix_hit", ["arm", "sweep", "value"], device=args.device, resume=args.resume)
+    names = args.arms or ([entry.split("=", 1)[0] for entry in args.urls] if args.urls else list(ARMS))
+    rounds, began = (1 if args.small else args.rounds), time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            todo = [
+                each for each in loads(args.device, args.sweeps, args.small)
+                if not results.has(arm=name, sweep=each[0], value=each[1])
+            ]  # fmt: skip
+            if not todo or time.monotonic() - began > args.seconds:
+                continue
+            with server_of(args, name, Path(scratch)) as (client, model):
+                for sweep, value, load in progress(todo, name):
+                    if time.monotonic() - began > args.seconds:
+                        break
+                    row = run_load(client, model, load, rounds, Path(scratch))
+                    row = {"arm": name, "sweep": sweep, "value": value, "load": load._asdict(), **row}
+                    results.add(row)
+                    print(format_row(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
