@@ -30,7 +30,7 @@ SANITIZERS := address thread
 CSRC = $(shell find csrc -name '*.cpp' -o -name '*.h')
 PY := sglang_vattn radix tests benchmarks
 
-.PHONY: help env build demo test lint format sanitize clean
+.PHONY: help env build demo test test-browser lint format sanitize clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,10 @@ demo: build ## serve a tiny model with and without the flag, side by side
 test: build sanitize ## run every test; the last line is pytest's
 	$(BIN)/python -m pytest
 
+# `make test` runs these too, where a chromium is found; here its absence is a failure.
+test-browser: build ## the live page in Debian's chromium (apt-get install chromium)
+	VATTN_NEED_BROWSER=1 $(BIN)/python -m pytest tests/observe/test_page.py
+
 # The C++ core and its tests under ASan with UBSan, and under TSan.
 sanitize: $(SANITIZERS:%=sanitize-%) ## run the C++ tests under the sanitizers
 
@@ -73,7 +77,7 @@ lint: build ## ruff, mypy and clang-format, nothing is changed
 	ln -s $(CURDIR)/sglang_vattn/* build/lint/sglang_vattn/
 	ln -s $(CURDIR)/radix build/lint/sglang_vattn/radix
 	cd build/lint && mypy --config-file $(CURDIR)/pyproject.toml -p sglang_vattn
-	mypy -p tests.support -p tests.serving -m benchmarks.demo -m benchmarks.retrieval
+	mypy -p tests.support -p tests.serving -p tests.observe -m benchmarks.demo -m benchmarks.retrieval
 	clang-format --dry-run -Werror $(CSRC)
 
 format: $(ENV_STAMP) ## let ruff and clang-format rewrite the files

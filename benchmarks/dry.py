@@ -127,7 +127,7 @@ class Vattn:
         self.tree = _CountingTree(
             CacheInitParams(
                 disable=False, req_to_token_pool=None, token_to_kv_pool_allocator=self.allocator, page_size=page_size
-            )  # fmt: skip
+            )
         )
         self.tree.totals = self.totals
 
@@ -171,7 +171,7 @@ class Vattn:
         totals.prefill_s += t2 - t1
         totals.decode_s += t3 - t2
         totals.finish_s += t5 - t4
-        return hit
+        return int(hit)
 
     def _extend(self, req: Any, start: int, end: int) -> None:
         allocator = self.allocator
@@ -257,7 +257,7 @@ class Stock:
         t0 = time.thread_time()
         key = RadixKey(tokens[:prompt_len], None, limit=prompt_len - 1)
         match = tree.match_prefix(MatchPrefixParams(key=key))
-        hit = match.device_prefix_len
+        hit = int(match.device_prefix_len)
         lock = tree.lock(match.last_device_node)
         t1 = time.thread_time()
         if hit:
@@ -285,10 +285,10 @@ class Stock:
         totals.prefill_s += t2 - t1
         totals.decode_s += t3 - t2
         totals.finish_s += t4 - t3
-        return int(hit)
+        return hit
 
     def _available(self, held: int) -> int:
-        return self.pool_tokens - self.tree.evictable_size() - self.tree.protected_size() - held
+        return self.pool_tokens - int(self.tree.evictable_size()) - self.tree.protected_size() - held
 
     def _evict(self, tokens: int) -> None:
         self.totals.evict_calls += 1
@@ -314,15 +314,18 @@ class Stock:
         result = self.tree.insert(
             InsertParams(
                 key=RadixKey(tokens[:aligned], None), value=values, prev_prefix_len=protected, inserted_len=inserted
-            )  # fmt: skip
+            )
         )
         prompt = prompt_len // size * size
         if 0 < prompt < aligned:
             self.tree.insert(
                 InsertParams(
-                    key=RadixKey(tokens[:prompt], None), value=values[:prompt], prev_prefix_len=prompt,
-                    inserted_len=prompt, priority=1,
-                )  # fmt: skip
+                    key=RadixKey(tokens[:prompt], None),
+                    value=values[:prompt],
+                    prev_prefix_len=prompt,
+                    inserted_len=prompt,
+                    priority=1,
+                )
             )
         self.tree.path_device_indices(result.last_device_node)
         new = self.tree.lock(result.last_device_node)

@@ -12,6 +12,7 @@ quartiles on the host, whose cores are shared.
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     out = args.out or RESULTS / {"cpu": "cpu", "cuda": "h200"}[args.device] / "kernels.json"
     results = ResultFile(out, "kernels", ["kernel", "case"], device=args.device, resume=args.resume)
-    part: Any
-    if args.device == "cpu":
-        from benchmarks import kernels_host as part
-    else:
-        from benchmarks import kernels_cuda as part
+    part: Any = import_module(f"benchmarks.kernels_{'host' if args.device == 'cpu' else 'cuda'}")
     for row in part.measure(args, results.has):
         results.add(row)
         print(format_row(row), flush=True)

@@ -50,9 +50,7 @@ class Memory:
             offset = (2 * layer + part) * width
             return (
                 home.as_strided((self.tokens, KV_HEADS, DIM), (element, DIM, 1), offset),
-                flat.as_strided(
-                    (num_rows, row_tokens, KV_HEADS, DIM), (row_tokens * element, element, DIM, 1), offset
-                ),
+                flat.as_strided((num_rows, row_tokens, KV_HEADS, DIM), (row_tokens * element, element, DIM, 1), offset),
             )
 
         self.k, self.v = ([self._random() for _ in range(LAYERS)] for _ in range(2))

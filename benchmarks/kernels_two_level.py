@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode with a shared prefix: one level by pages and by rows, against two levels merged, as the FA3 backend runs it."""
+"""Decode with a shared prefix: one level by pages and by rows, against two levels merged, as our FA3 backend does."""
 
 from __future__ import annotations
 

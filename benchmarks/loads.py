@@ -71,20 +71,15 @@ def bench_serving(url: str, model: Path, load: Load, seed: int, scratch: Path) -
 
 
 def used_tokens(client: Client) -> int:
-    """Slots of the pool that hold something, the cache's included."""
-    info = client.info()
-    state = info["internal_states"][0]
-    vattn = state.get("vattn")
-    if vattn:
-        return int((vattn["num_pages"] - vattn["free"]) * vattn["page_size"])
-    loads = json.loads(client.text("/v1/loads?include=all"))["loads"][0]
-    return int(loads.get("num_used_tokens", 0))
+    """Slots that running requests hold, in whole pages; what only the cache holds is not counted."""
+    loads = json.loads(client.text("/v1/loads?include=core"))["loads"]
+    return int(loads[0]["num_used_tokens"])
 
 
 class Sampler:
-    """The most tokens that the pool held while the load ran, looked at twice a second."""
+    """The most tokens that running requests held during the load, looked at five times a second."""
 
-    def __init__(self, client: Client, every_s: float = 0.5) -> None:
+    def __init__(self, client: Client, every_s: float = 0.2) -> None:
         self.client, self.every_s, self.most = client, every_s, 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -7,9 +7,9 @@
 
 Each sweep changes one thing about a base load. The load is SGLang's own bench_serving (generated-shared-prefix, token
 ids); each arm's server starts once and runs all loads. Before each the cache is flushed and every prefix sent once,
-which is the cold TTFT; so all requests of the load find their prefix, on every arm but ``stock_no_hits``. Figures are medians over the
-rounds (each with other prompts), the spread is (max - min) / median; every round is kept under ``raw``. A run that is
-stopped keeps what it has, ``--resume`` does the rest.
+which is the cold TTFT; so all requests of the load find their prefix, on every arm but ``stock_no_hits``. Figures are
+medians over the rounds (each with other prompts), the spread is (max - min) / median; every round is kept under
+``raw``. A run that is stopped keeps what it has, ``--resume`` does the rest.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.arms import ARMS, model_for, serving
+from benchmarks.arms import ARMS, counters, model_for, serving
 from benchmarks.common import RESULTS, ResultFile, Row, median, progress, spread
-from benchmarks.loads import Sampler, bench_serving, used_tokens
+from benchmarks.loads import Sampler, bench_serving
 from tests.support.client import Client
 
 AT_ONCE, ONE_BY_ONE = "at once", "one by one"
+MOVED = ("map_calls", "unmap_calls", "tokens_copied")
 
 
 class Load(NamedTuple):
@@ -93,14 +94,14 @@ def run_load(client: Client, model: Path, load: Load, rounds: int, scratch: Path
         # The same seed gives the same prefixes; the one token behind each is no request's whole question.
         prime = load._replace(members=1, own=1, output=1, arrival=ONE_BY_ONE, zipf=None)
         cold = bench_serving(client.base, model, prime, seed=1 + number, scratch=scratch)
-        before = _counters(client)
+        before = counters(client)
         with Sampler(client) as sampler:
             result = bench_serving(client.base, model, load, seed=1 + number, scratch=scratch)
-        after = _counters(client)
+        after = counters(client)
         if result["completed"] != load.requests:
             errors = [error for error in result["errors"] if error]
             raise RuntimeError(f"{result['completed']} of {load.requests} requests came back: {errors[:1]}")
-        moved = {name: after.get(name, 0) - before.get(name, 0) for name in ("map_calls", "unmap_calls", "tokens_copied")}
+        moved = {name: after.get(name, 0) - before.get(name, 0) for name in MOVED}
         raw.append(
             {
                 "cold_ttft_ms": cold["median_ttft_ms"],
@@ -109,8 +110,7 @@ def run_load(client: Client, model: Path, load: Load, rounds: int, scratch: Path
                 "decode_step_ms": result["median_itl_ms"],
                 "tokens_per_s": result["output_throughput"],
                 "hit_share": sum(result["cached_tokens"]) / sum(result["input_lens"]),
-                "most_tokens_held": sampler.most,
-                "tokens_cached": used_tokens(client),
+                "most_tokens_used": sampler.most,
                 **moved,
                 "ttfts_s": result["ttfts"],
                 "duration_s": result["duration"],
@@ -125,18 +125,12 @@ def run_load(client: Client, model: Path, load: Load, rounds: int, scratch: Path
     }
 
 
-def _counters(client: Client) -> dict[str, int]:
-    from benchmarks.arms import counters
-
-    return counters(client)
-
-
 def format_row(row: Row) -> str:
     return (
         f"{row['arm']:<14} {row['sweep']:>9} {row['value']!s:<11} TTFT {row['ttft_ms']:8.1f} ms "
         f"(cold {row['cold_ttft_ms']:.1f})  "
         f"step {row['decode_step_ms']:6.2f} ms  {row['tokens_per_s']:7.0f} tok/s  hits {row['hit_share']:.3f}  "
-        f"held {row['most_tokens_held']:.0f}  maps {row['map_calls']:.0f}  unmaps {row['unmap_calls']:.0f}"
+        f"used {row['most_tokens_used']:.0f}  maps {row['map_calls']:.0f}  unmaps {row['unmap_calls']:.0f}"
     )
 
 

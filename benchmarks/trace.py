@@ -19,7 +19,7 @@ ANSWERS = 1 << 40  # block ids of answers start here, above every id of a trace
 class TraceRequest(NamedTuple):
     """A line of the trace."""
 
-    index: int
+    number: int  # its line
     arrival_s: float
     input_length: int
     output_length: int
@@ -42,11 +42,9 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
             if len(blocks) * BLOCK < entry["input_length"]:
                 raise ValueError(f"{path}, line {index + 1}: too few blocks for {entry['input_length']} tokens")
             requests.append(
-                TraceRequest(
-                    index, entry["timestamp"] / 1000, entry["input_length"], entry["output_length"], blocks
-                )
+                TraceRequest(index, entry["timestamp"] / 1000, entry["input_length"], entry["output_length"], blocks)
             )
-    return sorted(requests, key=lambda request: (request.arrival_s, request.index))
+    return sorted(requests, key=lambda request: (request.arrival_s, request.number))
 
 
 def tokens_of(blocks: Sequence[int], length: int, vocabulary: int = 1 << 31) -> array[int]:
@@ -68,7 +66,7 @@ def prompt(request: TraceRequest, vocabulary: int = 1 << 31) -> array[int]:
 
 def answer(request: TraceRequest, vocabulary: int = 1 << 31) -> array[int]:
     """``output_length`` seeded tokens that are this request's alone."""
-    first = ANSWERS + request.index * (1 << 12)  # room for 2 M tokens
+    first = ANSWERS + request.number * (1 << 12)  # room for 2 M tokens
     blocks = range(first, first - (-request.output_length // BLOCK))
     return tokens_of(blocks, request.output_length, vocabulary)
 

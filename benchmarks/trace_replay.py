@@ -71,7 +71,8 @@ def simulate(name: str, pool_tokens: int, requests: Sequence[TraceRequest]) -> R
 def format_row(row: Row) -> str:
     extra = f"  maps {row['map_calls']} unmaps {row['unmap_calls']}" if "map_calls" in row else ""
     return (
-        f"{row['arm']:<14} pool {row['pool_tokens']:>9,}  hits {row['hit_rate']:.4f} (ideal {row['ideal_hit_rate']:.4f}) "
+        f"{row['arm']:<14} pool {row['pool_tokens']:>9,}  "
+        f"hits {row['hit_rate']:.5f} (ideal {row['ideal_hit_rate']:.4f})  "
         f"wasted {row['wasted_share']:.2%}  copied {row['tokens_copied']:,}  evicted {row['tokens_evicted']:,}  "
         f"skipped {row['skipped']}  {row['cpu_us_per_request']:.0f} us a request  {row['replay_s']:.0f} s{extra}"
     )

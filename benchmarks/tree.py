@@ -141,7 +141,8 @@ def measure(operation: str, length: int, rounds: int) -> Row:
 def format_row(row: Row) -> str:
     us, spread = row["us"], row["spread"]
     return (
-        f"{row['operation']:<8} {row['tokens']:>7,} tokens  stock {us['stock']:9.1f} us (spread {spread['stock']:.2f})  "
+        f"{row['operation']:<8} {row['tokens']:>7,} tokens  "
+        f"stock {us['stock']:9.1f} us (spread {spread['stock']:.2f})  "
         f"vattn {us['vattn']:9.1f} us ({spread['vattn']:.2f})  x{row['speedup']:.2f}"
     )
 

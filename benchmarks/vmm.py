@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common import RESULTS, ResultFile, Row, median, spread
 from sglang_vattn import _core
@@ -62,9 +61,7 @@ def calls(device: str, page_bytes: int, rounds: int, small: bool) -> Iterator[Ro
         num_rows = min(64, num_pages // in_row)
         if num_rows == 0:
             continue
-        with closing(
-            _core.AddressSpace(open_driver(device), num_pages, page_bytes, num_rows + 1, in_row)
-        ) as space:
+        with closing(_core.AddressSpace(open_driver(device), num_pages, page_bytes, num_rows + 1, in_row)) as space:
             yield from _map_and_unmap(space, in_row, num_rows, rounds)
 
 
@@ -130,15 +127,13 @@ def measure(args: argparse.Namespace, results: ResultFile) -> Iterator[Row]:
 
         for page_bytes in PAGE_SIZES[device]:
             yield from parts(page_bytes, rounds)
-    loads: Any
-    if "beside" in args.parts:
-        from benchmarks import vmm_load as loads
+    if "beside" in args.parts or "layout" in args.parts:
+        from benchmarks import vmm_load
 
-        yield from loads.beside(device, rounds, args.small)
-    if "layout" in args.parts:
-        from benchmarks import vmm_load as loads
-
-        yield from loads.layout(device, rounds, args.small)
+        if "beside" in args.parts:
+            yield from vmm_load.beside(device, rounds, args.small)
+        if "layout" in args.parts:
+            yield from vmm_load.layout(device, rounds, args.small)
 
 
 def main() -> None:

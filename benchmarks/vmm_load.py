@@ -74,9 +74,7 @@ class Rows:
 
     def sliced(self, layer: int) -> torch.Tensor:
         """K and V of a layer, (tokens, width), in pages that hold all layers of a token."""
-        return self.flat.as_strided(
-            (self.tokens, WIDTH), (self.layers * WIDTH, 1), self.start + layer * WIDTH
-        )
+        return self.flat.as_strided((self.tokens, WIDTH), (self.layers * WIDTH, 1), self.start + layer * WIDTH)
 
     def layered(self, layer: int) -> torch.Tensor:
         """The same number of bytes, in pages that hold one layer."""

@@ -27,20 +27,29 @@ from sglang_vattn.request_pages import RequestPages
 class PathNode:
     """A run of pages that the same requests share, and below it those that go on differently."""
 
-    __slots__ = ("children", "end", "pages", "parent", "requests", "row")
+    __slots__ = ("children", "end", "pages", "parent", "passing", "requests", "row")
 
     def __init__(self, parent: PathNode | None, pages: list[int], end: int) -> None:
         self.parent = parent
         self.pages = pages
         self.end = end  # pages from the root to the end of this node
         self.children: dict[int, PathNode] = {}
-        self.requests: set[RequestPages] = set()  # that end here
+        self.requests: dict[RequestPages, None] = {}  # that end here, in the order they came (a set has none)
+        self.passing = 0  # requests that end here or below
         self.row = 0  # a row that holds the path and nothing else, 0 while there is none
 
     def path(self) -> list[int]:
         """All pages from the root to the end of this node."""
         above = self.parent.path() if self.parent is not None else []
         return above + self.pages
+
+    def below(self) -> Iterator[RequestPages]:
+        """The requests that share the path to this node."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield from node.requests
+            stack.extend(node.children.values())
 
 
 class Group(NamedTuple):
@@ -82,17 +91,19 @@ class SharedPaths:
             if common < len(child.pages):
                 child = self._split(child, common)
             node, at = child, at + common
-        node.requests.add(request)
+        node.requests[request] = None
         self._ends[request] = node
         self.version += 1
+        self._count(node, 1)
 
     def leave(self, request: RequestPages) -> None:
         """Take a request out; nodes that nobody passes any more go with it."""
         node = self._ends.pop(request, None)
         if node is None:
             return
-        node.requests.discard(request)
+        del node.requests[request]
         self.version += 1
+        self._count(node, -1)
         while node.parent is not None and not node.requests and not node.children:
             if node.row:
                 self.vanished.append(node.row)
@@ -102,24 +113,21 @@ class SharedPaths:
     def groups(self, batch: Sequence[RequestPages], *, least_members: int, least_pages: int) -> list[Group]:
         """The groups of this batch that save most, each of at least ``least_members`` and ``least_pages`` saved.
 
-        Depth first from the leaves: a node is taken if it saves more than the best choice among its children.
-        O(batch x depth + nodes passed).
+        A node is taken if it saves more than the best choice among its children. Only nodes that several requests
+        pass are looked at: O(children of the root + members x depth of what is shared).
         """
-        members: dict[PathNode, list[int]] = {}
-        for index, request in enumerate(batch):
-            node: PathNode | None = self._ends.get(request)
-            while node is not None and node.parent is not None:
-                members.setdefault(node, []).append(index)
-                node = node.parent
-        best: dict[PathNode, tuple[int, list[Group]]] = {}
-        for node in sorted(members, key=lambda each: -each.end):
-            below = [best[child] for child in node.children.values() if child in best]
+        at = {request: index for index, request in enumerate(batch)}
+
+        def best(node: PathNode) -> tuple[int, list[Group]]:
+            below = [best(child) for child in node.children.values() if child.passing >= least_members]
             apart = (sum(saved for saved, _ in below), [group for _, groups in below for group in groups])
-            whole = Group(node, members[node])
+            if node is self.root:
+                return apart
+            whole = Group(node, sorted(at[request] for request in node.below() if request in at))
             worth = len(whole.members) >= least_members and whole.saved_pages >= least_pages
-            best[node] = (whole.saved_pages, [whole]) if worth and whole.saved_pages > apart[0] else apart
-        top = [best[child][1] for child in self.root.children.values() if child in best]
-        return [group for groups in top for group in groups]
+            return (whole.saved_pages, [whole]) if worth and whole.saved_pages > apart[0] else apart
+
+        return best(self.root)[1]
 
     def nodes(self) -> Iterator[PathNode]:
         stack = [self.root]
@@ -136,7 +144,14 @@ class SharedPaths:
         child.pages = child.pages[at:]
         child.parent = upper
         upper.children[child.pages[0]] = child
+        upper.passing = child.passing
         return upper
+
+    @staticmethod
+    def _count(node: PathNode | None, change: int) -> None:
+        while node is not None:
+            node.passing += change
+            node = node.parent
 
 
 def _common(a: list[int], b: list[int], b_start: int) -> int:

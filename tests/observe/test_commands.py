@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m sglang_vattn top`, `snapshot` and `doctor`, as a user runs them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from tests.observe.conftest import KEY, GuardedServer
+from tests.observe.support import Load
+from tests.support.server import Server, environment, free_port
+
+LIMIT_S = 120
+SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def command(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sglang_vattn", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment(extra),
+        check=False,
+    )
+
+
+class Terminal:
+    """A command in a pseudo-terminal of a size."""
+
+    def __init__(self, columns: int, lines: int, *arguments: str) -> None:
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
+            os.execv(sys.executable, [sys.executable, "-m", "sglang_vattn", *arguments])
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.raw = ""
+
+    def read(self, seconds: float) -> str:
+        """What it writes within so many seconds, as it comes."""
+        end, got = time.monotonic() + seconds, ""
+        while (left := end - time.monotonic()) > 0:
+            if select.select([self._fd], [], [], left)[0]:
+                try:
+                    got += os.read(self._fd, 1 << 16).decode(errors="replace")
+                except OSError:  # it ended
+                    break
+        self.raw += got
+        return got
+
+    def interrupt(self) -> int:
+        """Ctrl-C; the exit code."""
+        os.write(self._fd, b"\x03")
+        self.read(5)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.1)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise AssertionError("it did not end on Ctrl-C")
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(120, 40), (80, 24)])
+def test_top_in_a_terminal(large: Server, columns: int, lines: int) -> None:
+    with Load(large, clients=8, new_tokens=150).running():
+        time.sleep(2)
+        terminal = Terminal(columns, lines, "top", large.base, "--interval=0.5")
+        screen = terminal.read(8)
+        assert terminal.interrupt() == 0
+    text = SEQUENCE.sub("", screen)
+    frames = text.split("vattn http")[1:]
+    assert len(frames) >= 3, "it is live"
+    last = frames[-2]
+    assert re.search(r"pages \d+/7000", last)
+    for word in ("private", "evictable", "hit tokens/s", "rows: ", "prefix tree: ", "tokens 0-"):
+        assert word in last, last
+    assert len({re.search(r"evictable (\d+)", frame)[1] for frame in frames[:-1]}) > 1, "and the numbers move"  # type: ignore[index]
+    drawn = last.replace("\r", "").rstrip("\n").split("\n")
+    assert len(drawn) <= lines, "it fits the terminal"
+    assert all(len(line) <= columns for line in drawn[1:])
+    assert "\x1b[?1049h" in terminal.raw and "\x1b[?1049l" in terminal.raw, "the user's screen comes back"
+
+
+def test_top_once(guarded: GuardedServer) -> None:
+    shown = command("top", guarded.base, "--once", f"--api-key={KEY}")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "/64" in shown.stdout
+    by_environment = command("top", guarded.base, "--once", SGLANG_API_KEY=KEY)
+    assert by_environment.returncode == 0
+
+
+def test_top_says_what_is_wrong(guarded: GuardedServer) -> None:
+    refused = command("top", guarded.base, "--once")
+    assert refused.returncode == 1
+    assert "--api-key" in refused.stdout
+    nobody = command("top", f"127.0.0.1:{free_port()}", "--once")
+    assert nobody.returncode == 1
+    assert "does not answer" in nobody.stdout
+
+
+def test_snapshot(large: Server, tmp_path: Path) -> None:
+    large.together([[3] * 200 + [n] for n in range(3)], 5)
+    svg, png = tmp_path / "map.svg", tmp_path / "map.png"
+    assert command("snapshot", large.base, str(svg)).returncode == 0
+    root = ElementTree.parse(svg).getroot()
+    assert len(root.findall("{http://www.w3.org/2000/svg}rect")) >= 7002
+    assert command("snapshot", large.base, str(png), "--theme=dark").returncode == 0
+    from PIL import Image
+
+    with Image.open(png) as image:
+        assert image.size[0] == 2400
+        assert len(image.getcolors(1 << 20)) > 4
+    wrong = command("snapshot", large.base, str(tmp_path / "map.gif"))
+    assert wrong.returncode == 1
+    assert "must end in .svg or .png" in wrong.stderr
+
+
+def test_snapshot_names_the_library_that_is_missing(guarded: GuardedServer, tmp_path: Path) -> None:
+    (tmp_path / "PIL.py").write_text("raise ImportError('not here')")
+    answer = command("snapshot", guarded.base, str(tmp_path / "map.png"), f"--api-key={KEY}", PYTHONPATH=str(tmp_path))
+    assert answer.returncode == 1
+    assert "pip install pillow" in answer.stderr
+
+
+def test_doctor() -> None:
+    well = command("doctor")
+    assert well.returncode == 0, well.stdout + well.stderr
+    for word in ("python", "core", "sglang", "torch", "driver", "granularity", "plugin", "hooks", "Ready"):
+        assert word in well.stdout
+    ill = command("doctor", SGLANG_PLUGINS="another")
+    assert ill.returncode == 1
+    assert "add vattn" in ill.stdout and "will not start here" in ill.stdout
