@@ -29,7 +29,8 @@ SAMPLE_EVERY = 100  # requests between two looks at what is wasted
 
 
 def build(name: str, pool_tokens: int, longest: int) -> Any:
-    from benchmarks.dry import Stock, Vattn
+    from benchmarks.dry import Vattn
+    from benchmarks.dry_stock import Stock
 
     if name.startswith("stock_page"):
         return Stock(pool_tokens, longest, int(name.removeprefix("stock_page")))

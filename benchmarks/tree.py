@@ -23,7 +23,8 @@ from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixPara
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from benchmarks.common import RESULTS, ResultFile, Row, median, progress, quartile_spread
-from benchmarks.dry import Stock, Vattn
+from benchmarks.dry import Vattn
+from benchmarks.dry_stock import Stock
 from benchmarks.trace import tokens_of
 
 LENGTHS = (8192, 65536, 131072)
