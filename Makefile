@@ -30,7 +30,7 @@ SANITIZERS := address thread
 CSRC = $(shell find csrc -name '*.cpp' -o -name '*.h')
 PY := sglang_vattn radix tests benchmarks
 
-.PHONY: help env build demo test test-browser lint format sanitize clean
+.PHONY: help env build demo test test-browser bench bench-gpu lint format sanitize clean fuzz soak
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -60,6 +60,45 @@ test: build sanitize ## run every test; the last line is pytest's
 # `make test` runs these too, where a chromium is found; here its absence is a failure.
 test-browser: build ## the live page in Debian's chromium (apt-get install chromium)
 	VATTN_NEED_BROWSER=1 $(BIN)/python -m pytest tests/observe/test_page.py
+
+# Small forms; the figures of docs/benchmarks.md come from the same commands without the limits.
+TRACE ?= ../shared/traces/conversation_trace.jsonl
+BENCH := build/bench
+bench: export OMP_NUM_THREADS := 1
+bench: export PYTHONWARNINGS := ignore
+bench: build ## small forms of all benchmarks, without a GPU; under four minutes
+	if [ -f $(TRACE) ]; then $(BIN)/python -m benchmarks.trace_replay --simulate --trace $(TRACE) --limit 400 \
+		--pools 100000 --arms vattn stock_page1 stock_page64 --out $(BENCH)/trace_replay.json; \
+	else echo "no trace at $(TRACE): set TRACE"; fi
+	$(BIN)/python -m benchmarks.tree --rounds 10 --lengths 8192 65536 --out $(BENCH)/tree.json
+	$(BIN)/python -m benchmarks.kernels --small --out $(BENCH)/kernels.json
+	$(BIN)/python -m benchmarks.vmm --small --out $(BENCH)/vmm.json
+	$(BIN)/python -m benchmarks.prefix_hit --small --arms vattn stock_page1 --out $(BENCH)/prefix_hit.json
+
+# Each part is one command of at most nine minutes; what was cut off goes on when it is made again.
+GPU_PYTHON ?= python
+GPU_ARMS := vattn stock_page1 stock_page128 stock_no_hits
+GPU_PARTS := kernels vmm serve $(GPU_ARMS:%=prefix-%) $(GPU_ARMS:%=trace-%)
+.PHONY: $(GPU_PARTS:%=bench-gpu-%)
+bench-gpu: $(GPU_PARTS:%=bench-gpu-%) ## everything, on the GPU at hand, in parts (bench-gpu-kernels, ..)
+bench-gpu-kernels:
+	timeout 540 $(GPU_PYTHON) -m benchmarks.kernels --device cuda --resume
+bench-gpu-vmm:
+	timeout 540 $(GPU_PYTHON) -m benchmarks.vmm --device cuda --resume
+bench-gpu-serve:
+	$(GPU_PYTHON) benchmarks/serve_ab.py --out benchmarks/results/h200/serve_ab.json
+$(GPU_ARMS:%=bench-gpu-prefix-%): bench-gpu-prefix-%:
+	timeout 540 $(GPU_PYTHON) -m benchmarks.prefix_hit --device cuda --resume --seconds 420 --arms $*
+$(GPU_ARMS:%=bench-gpu-trace-%): bench-gpu-trace-%:
+	timeout 540 $(GPU_PYTHON) -m benchmarks.trace_replay --serve $* --device cuda --trace $(TRACE) --seconds 120
+
+fuzz: build ## two million random scheduler steps against the model; prints what was tried
+	VATTN_FUZZ_STEPS=$${VATTN_FUZZ_STEPS:-2000000} $(BIN)/python -m pytest tests/reliability/test_state_machine.py \
+		-s --timeout=0
+
+soak: build ## the long forms: 500 connections, 10,000 requests, 20 runs of 90 jobs, SGLang's kits in full
+	VATTN_SOAK=1 $(BIN)/python -m pytest tests/reliability -s --timeout=7200 --deselect \
+		tests/reliability/test_state_machine.py::test_any_order
 
 # The C++ core and its tests under ASan with UBSan, and under TSan.
 sanitize: $(SANITIZERS:%=sanitize-%) ## run the C++ tests under the sanitizers

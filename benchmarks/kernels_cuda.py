@@ -190,7 +190,6 @@ def sdpa(memory: Memory, case: Case, rows: list[int]) -> dict[str, Callable[[int
     def by_row(layer: int) -> Call:
         k, v = memory.rows[layer]
         first, last = rows[0], rows[-1] + 1
-        assert rows == list(range(first, last)), "rows in order"
         return lambda: attend(k[first:last, : case.length], v[first:last, : case.length])
 
     return {"gathered": gathered, "rows": by_row}

@@ -53,7 +53,7 @@ CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384)
 def cases(small: bool) -> list[Case]:
     out = []
     for heads in (LLAMA, TINY):
-        for context in (512, 4096) if small else CONTEXTS:
+        for context in (512, 2048) if small else CONTEXTS:
             out.append(Case(heads, "decode", 1, context))
             out.append(Case(heads, "extend", 256, context))
         for context in (512,) if small else (256, 512, 1024, 2048, 4096):

@@ -97,9 +97,7 @@ class Memory:
     @contextmanager
     def backed(self, pages: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """A row for each list of pages, sorted, until the end of the block."""
-        rows = sorted(self.space.acquire_row() for _ in pages)
-        if not all(rows):
-            raise RuntimeError(f"{len(pages)} rows are more than there are")
+        rows = self._adjacent_rows(len(pages))
         for row, own in zip(rows, pages, strict=True):
             self.space.map(row, 0, own)
         for row, own in zip(rows, pages, strict=True):
@@ -113,6 +111,18 @@ class Memory:
                 self.space.retire_row(row)
             self.space.clean()
             self.space.drain(WAIT_S)
+
+    def _adjacent_rows(self, count: int) -> list[int]:
+        """So many rows beside each other (SDPA takes a batch of them as one view)."""
+        for _ in range(4):
+            rows = sorted(self.space.acquire_row() for _ in range(count))
+            if rows[0] and rows[-1] - rows[0] == count - 1:
+                return rows
+            for row in filter(None, rows):
+                self.space.retire_row(row)
+            self.space.clean()
+            self.space.drain(WAIT_S)
+        raise RuntimeError(f"no {count} rows beside each other")
 
     def close(self) -> None:
         torch.cuda.synchronize()

@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ class Sent:
     finish_s: float = 0.0
     cached_tokens: int = 0
     error: str = ""
-    gaps_s: list[float] = field(default_factory=list)
+
+    @property
+    def step_ms(self) -> float:
+        """Of a decode step; arrivals of single tokens say more of the network than of the server."""
+        return (self.finish_s - self.ttft_s) / (self.output_length - 1) * 1e3
 
 
 def window(args: argparse.Namespace, requests: Sequence[TraceRequest]) -> tuple[list[TraceRequest], int]:
@@ -43,8 +48,7 @@ def window(args: argparse.Namespace, requests: Sequence[TraceRequest]) -> tuple[
 async def _one(session: Any, url: str, request: TraceRequest, sent: Sent, vocabulary: int) -> None:
     ids = prompt(request, vocabulary).tolist()
     sampling = {"temperature": 0, "max_new_tokens": request.output_length, "ignore_eos": True}
-    began = last = time.perf_counter()
-    tokens = 0
+    began, tokens = time.perf_counter(), 0
     try:
         body = {"input_ids": ids, "sampling_params": sampling, "stream": True}
         async with session.post(f"{url}/generate", json=body) as response:
@@ -53,13 +57,11 @@ async def _one(session: Any, url: str, request: TraceRequest, sent: Sent, vocabu
                 line = raw.strip()
                 if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
                     continue
-                meta, now = json.loads(line[5:])["meta_info"], time.perf_counter()
+                meta = json.loads(line[5:])["meta_info"]
                 if tokens == 0:
-                    sent.ttft_s = now - began
+                    sent.ttft_s = time.perf_counter() - began
                     sent.cached_tokens = meta.get("cached_tokens", 0)
-                elif (new := meta["completion_tokens"] - tokens) > 0:
-                    sent.gaps_s += [(now - last) / new] * new
-                tokens, last = meta["completion_tokens"], now
+                tokens = meta["completion_tokens"]
         sent.finish_s = time.perf_counter() - began
     except Exception as error:  # one lost request must not end the run; it is counted
         sent.error = repr(error)
@@ -73,7 +75,7 @@ async def _all(args: argparse.Namespace, requests: Sequence[TraceRequest], sent:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=1 << 20) as session:
         began, tasks = time.perf_counter(), []
-        with tqdm(total=len(requests), desc="sent", leave=False) as bar:
+        with tqdm(total=len(requests), desc="sent", leave=False, disable=not sys.stderr.isatty()) as bar:
             for request in requests:
                 due = (request.arrival_s - args.start) / args.speed
                 await asyncio.sleep(max(0.0, due - (time.perf_counter() - began)))
@@ -108,7 +110,7 @@ def replay(args: argparse.Namespace, requests: Sequence[TraceRequest]) -> None:
 def summary(args: argparse.Namespace, sent: Sequence[Sent], skipped: int, seconds: float) -> Row:
     done = [one for one in sent if one.finish_s and not one.error]
     ttfts = [one.ttft_s * 1e3 for one in done] or [0.0]
-    steps = [median(one.gaps_s) * 1e3 for one in done if one.gaps_s] or [0.0]
+    steps = [one.step_ms for one in done if one.output_length > 1] or [0.0]
     return {
         "arm": args.name,
         "start_s": args.start,

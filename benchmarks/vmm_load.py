@@ -62,7 +62,7 @@ class Rows:
         token_bytes = layers * WIDTH * ITEM
         pages = -(-tokens * token_bytes // page_bytes)
         self.space = _core.AddressSpace(
-            open_driver(device), pages + CHURN_PAGES, page_bytes, 8, max(pages, 16 * CHURN_PAGES)
+            open_driver(device), pages + CHURN_PAGES, page_bytes, 32, max(pages, 16 * CHURN_PAGES)
         )
         order = shuffled(self.space.num_pages)
         self.order, self.spare = order[:pages], order[pages:]
@@ -113,15 +113,17 @@ def running(rows: Rows, background: Background) -> Iterator[None]:
     """Maps pages into fresh addresses of a row, and with ``unmap`` takes each call's pages out again."""
     stop = threading.Event()
     errors: list[str] = []
+    used: list[int] = []
 
     def churn() -> None:
-        space, count = rows.space, background.pages_a_call
-        row, end = space.acquire_row(), 0
+        space, count, end = rows.space, background.pages_a_call, 0
         while not stop.is_set():
-            if end + count > space.pages_per_row:  # a fresh row; the old one is unmapped after the measurement
+            if not used or end + count > space.pages_per_row:  # the old row is unmapped after the measurement
                 row, end = space.acquire_row(), 0
                 if row == 0:
+                    errors.append("no row left: make num_rows larger")
                     return
+                used.append(row)
             space.map(row, end, rows.spare[end % CHURN_PAGES :][:count] or rows.spare[:count])
             end = len(space.row_pages(row))
             if not space.wait(row, end, WAIT_S):
@@ -143,9 +145,8 @@ def running(rows: Rows, background: Background) -> Iterator[None]:
         stop.set()
         if background.pages_a_call:
             thread.join()
-        for row in range(1, rows.space.num_rows):
-            if row != rows.row and rows.space.row_pages(row):
-                rows.space.retire_row(row)
+        for row in used:
+            rows.space.retire_row(row)
         rows.space.clean()
         rows.space.drain(WAIT_S)
     assert not errors, errors
@@ -183,9 +184,7 @@ def beside(device: str, rounds: int, small: bool) -> Iterator[Row]:
         for background, sums in measured.items():
             ms = median(sums.ms)
             per_second = sums.unmaps / sums.seconds
-            # What a second of reading lost, over the calls in it.
-            stall_us = (1 - alone / ms) * 1e6 / per_second if per_second else 0.0
-            yield {
+            row: Row = {
                 "part": "beside",
                 "case": background.name,
                 "page_bytes": rows.space.page_bytes,
@@ -193,10 +192,12 @@ def beside(device: str, rounds: int, small: bool) -> Iterator[Row]:
                 "slowdown": ms / alone,
                 "pages_mapped_per_s": sums.pages / sums.seconds,
                 "unmap_calls_per_s": per_second,
-                "stall_us_per_unmap_call": stall_us,
                 "spread": {"ms": quartile_spread(sums.ms)},
                 "raw": {"ms": sums.ms},
             }
+            if device == "cuda" and per_second:  # what a second of reading lost, over the calls in it
+                row["stall_us_per_unmap_call"] = (1 - alone / ms) * 1e6 / per_second
+            yield row
 
 
 def layout(device: str, rounds: int, small: bool) -> Iterator[Row]:

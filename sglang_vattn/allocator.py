@@ -96,7 +96,7 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         # Free pages that are reserved as the next of a running request are taken only when nothing else is left:
         # rather than that, evict. (What the scheduler is told counts them as free.)
         if tree_cache is not None and tree_cache.supports_prefix_sharing():
-            shortfall = num_tokens // self.page_size - (self.pages.free - self.pages.reserved)
+            shortfall = -(-num_tokens // self.page_size) - (self.pages.free - self.pages.reserved)
             if shortfall > 0:
                 tree_cache.evict_pages(shortfall)
         return None
@@ -138,10 +138,10 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         ]
         for request, start in zip(requests, starts, strict=True):
             self._expect_pages(request, start)
-        if not self._extend_lists([req.kv.req_pool_idx for req in batch], requests, counts):
+        if self._extend_lists(requests, counts) is None:
             return None
         for request, end in zip(requests, ends, strict=True):
-            self._kvcache.zero(request.pages[-1], (end - 1) % self.page_size + 1)
+            self._kvcache.zero(request.pages[-1], (end - 1) % self.page_size + 1)  # the others are filled
         slots = [self.slots(request.pages, *span) for request, *span in zip(requests, starts, ends, strict=True)]
         return self._to_device(np.concatenate(slots))
 
@@ -154,38 +154,42 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         crossing = self.page_crossings(seq_lens_cpu)
         if not crossing:  # all stay in their last page
             return following
-        owners = [batch[index].kv.req_pool_idx for index in crossing]
-        requests = [self.requests[slot] for slot in owners]
+        requests = [self.requests[batch[index].kv.req_pool_idx] for index in crossing]
         for request, index in zip(requests, crossing, strict=True):
             self._expect_pages(request, int(seq_lens_cpu[index]) - 1)
-        if not self._extend_lists(owners, requests, [1] * len(crossing)):
+        unprepared = self._extend_lists(requests, [1] * len(crossing))
+        if unprepared is None:
             return None
+        for page in unprepared:
+            self._kvcache.zero(page)
         first_slots = np.full(len(batch), -1, dtype=np.int64)
         first_slots[crossing] = [request.pages[-1] * self.page_size for request in requests]
         fresh = self._to_device(first_slots)
         return torch.where(fresh >= 0, fresh, following)
 
-    def _extend_lists(self, owners: Sequence[int], requests: Sequence[RequestPages], counts: Sequence[int]) -> bool:
-        """Append so many pages to each request's list, those reserved for it first; all of them or none."""
+    def _extend_lists(self, requests: Sequence[RequestPages], counts: Sequence[int]) -> list[int] | None:
+        """Append so many pages to each request's list, those reserved for it first.
+
+        Returns the pages that were not reserved, and so are not zeroed; None, and no change, if pages run short.
+        """
         if sum(counts) > self.pages.free:
-            return False
+            return None
         missing = []
-        for slot, request, count in zip(owners, requests, counts, strict=True):
+        for request, count in zip(requests, counts, strict=True):
             while count and request.ahead:
-                if not self.pages.take_reserved(request.ahead[0], slot):
-                    self.drop_ahead(slot, request)
+                if not self.pages.take_reserved(request.ahead[0], request.slot):
+                    self._drop_ahead(request)
                     break
                 request.pages.append(request.ahead.pop(0))
                 count -= 1
             missing.append(count)
-        taken = iter(self.pages.take(sum(missing)) or ())
+        taken = self.pages.take(sum(missing)) or []
+        pages = iter(taken)
         for request, count in zip(requests, missing, strict=True):
-            for page in islice(taken, count):
-                request.pages.append(page)
-                self._kvcache.zero(page)
-        return True
+            request.pages += islice(pages, count)
+        return taken
 
-    def reserve_ahead(self, slot: int, request: RequestPages, length: int) -> None:
+    def reserve_ahead(self, request: RequestPages, length: int) -> None:
         """Reserve the pages that kernels touch past ``length`` tokens and that the request will take next.
 
         They stay free in all counters. Whether a row exists, or is mapped, does not matter here: what is evicted
@@ -193,29 +197,29 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         """
         request.needed = -(-(length + self._kvcache.read_ahead) // self.page_size)
         while request.backed < request.needed:
-            page = self.pages.reserve(slot)
+            page = self.pages.reserve(request.slot)
             if page == 0 and self.tree_cache is not None and self.tree_cache.evict_pages(1):
-                page = self.pages.reserve(slot)
+                page = self.pages.reserve(request.slot)
             if page == 0:  # nothing free, nothing to evict: this request reads by pages
                 return
             request.ahead.append(page)
             self._kvcache.zero(page)
-
-    def drop_ahead(self, slot: int, request: RequestPages) -> None:
-        """Give up the reservations; what the row holds past the request's own pages is no longer right."""
-        for page in request.ahead:
-            self.pages.unreserve(page, slot)
-        request.ahead.clear()
-        request.valid = min(request.valid, len(request.pages))
 
     def keep_ahead(self) -> None:
         """Drop reservations whose page another request has taken, which happens only when nothing else was left."""
         if self.pages.reservations_lost == self._reservations_lost:
             return
         self._reservations_lost = self.pages.reservations_lost
-        for slot, request in self.requests.items():
-            if not all(self.pages.is_reserved(page, slot) for page in request.ahead):
-                self.drop_ahead(slot, request)
+        for request in self.requests.values():
+            if not all(self.pages.is_reserved(page, request.slot) for page in request.ahead):
+                self._drop_ahead(request)
+
+    def _drop_ahead(self, request: RequestPages) -> None:
+        """Give up the reservations; what the row holds past the request's own pages is no longer right."""
+        for page in request.ahead:
+            self.pages.unreserve(page, request.slot)
+        request.ahead.clear()
+        request.valid = min(request.valid, len(request.pages))
 
     def page_crossings(self, seq_lens_cpu: torch.Tensor) -> list[int]:
         """Indices of the requests whose token ``seq - 1`` is the first of a page."""
@@ -249,14 +253,15 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
     def forget(self, slot: int) -> RequestPages:
         """The request in ``slot`` is gone, its pages given back: drop its record and its row."""
         request = self.requests.pop(slot)
-        self._let_go(slot, request)
+        self._let_go(request)
         assert not any(request.pages[request.shared :]), f"slot {slot} left pages behind: {request}"
         return request
 
     def clear(self) -> None:
         """Flush: every page is free again. SGLang calls it only when no request runs (and once from the base)."""
-        for slot in list(self.requests):
-            self._let_go(slot, self.requests.pop(slot))
+        for request in self.requests.values():
+            self._let_go(request)
+        self.requests.clear()
         self.admitted.clear()
         self._kvcache.drop_queued()
         self.pages.reset()
@@ -280,10 +285,10 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
 
     # ------------------------------------------------------------------
 
-    def _let_go(self, slot: int, request: RequestPages) -> None:
-        self.drop_ahead(slot, request)
+    def _let_go(self, request: RequestPages) -> None:
+        self._drop_ahead(request)
         self.reading.forget(request)
-        self.rows.release(slot, request)
+        self.rows.release(request)
 
     def _bind(self, req: Any) -> RequestPages:
         """The record of ``req``, now bound to its slot; a new one for a request without a hit."""

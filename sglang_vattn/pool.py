@@ -178,7 +178,7 @@ class VattnPool(MHATokenToKVPool):
 
 
 def open_driver(device: str) -> _core.Driver:
-    """What maps the pages of ``device``. Tests put one here that fails, or make it slow (``VATTN_TEST_MAP_DELAY_S``)."""
+    """What maps the pages of ``device``. Tests put another here, or make it slow (``VATTN_TEST_MAP_DELAY_S``)."""
     driver: _core.Driver
     if device.startswith("cuda"):
         driver = _core.CudaDriver(torch.device(device).index or torch.cuda.current_device())

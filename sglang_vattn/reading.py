@@ -94,7 +94,7 @@ class Reading:
         for index, request in enumerate(requests):
             if request.row_deferred and index not in grouped:
                 request.row_deferred = False
-                self.rows.grow(request.slot, request)
+                self.rows.grow(request)
 
     def forget(self, request: RequestPages) -> None:
         """The request is gone: its paths, and the rows that only its paths needed."""

@@ -36,29 +36,29 @@ class RowTable:
         self._released: list[int] = []
         self._waiting: list[tuple[Any, list[int]]] = []
 
-    def grow(self, slot: int, request: RequestPages) -> None:
+    def grow(self, request: RequestPages) -> None:
         """Ask for the request's new pages to be mapped into its row; takes a row if it has none yet.
 
         What is mapped in a row stays as long as a forward may touch the row. So if another request took a page that
         was mapped ahead here, this request moves to a fresh row.
         """
         if request.valid < request.mapped:
-            self.release(slot, request)
+            self.release(request)
         if request.row == 0:
             request.row = self.space.acquire_row()
             if request.row == 0:  # all rows in use: read by pages, try again when it grows next
                 return
-            self._updates[slot] = request.row
+            self._updates[request.slot] = request.row
         if request.mapped < request.backed:
             self.space.map(request.row, request.mapped, (request.pages + request.ahead)[request.mapped :])
             request.mapped = request.valid = request.backed
         self._unmapped.add(request)
 
-    def release(self, slot: int, request: RequestPages) -> None:
+    def release(self, request: RequestPages) -> None:
         """Take the row back. A forward in flight may still read it, so it is retired only behind that one."""
         self._unmapped.discard(request)
         if request.row:
-            self._updates[slot] = 0
+            self._updates[request.slot] = 0
             self.release_row(request.row)
             request.row = request.mapped = request.valid = 0
 

@@ -42,11 +42,10 @@ def alloc_for_decode(original: Callable[..., Any], batch: Any, *a: Any, **kw: An
 
 
 def _grow(allocator: VattnAllocator, req: Any, length: int) -> None:
-    slot = req.kv.req_pool_idx
-    request = allocator.requests[slot]
-    allocator.reserve_ahead(slot, request, length)
+    request = allocator.requests[req.kv.req_pool_idx]
+    allocator.reserve_ahead(request, length)
     if not request.row_deferred:
-        allocator.rows.grow(slot, request)
+        allocator.rows.grow(request)
 
 
 def before_forward(self: Any, batch: Any, *a: Any, **kw: Any) -> None:

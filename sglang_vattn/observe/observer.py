@@ -17,6 +17,7 @@ from sglang_vattn.request_pages import RequestPages
 
 CHECK = os.environ.get("VATTN_TEST_INTEGRITY") == "1"  # /vattn/state then says what is wrong in the core
 EXPORT_INTERVAL_S = 0.25  # SGLang logs its stats at every prefill; ours cost O(requests)
+RECENT_S = 0.1  # the log line of a burst of prefills may be this old
 SAMPLE_INTERVAL_S = 1.0
 SAMPLES = 300
 # Facts that the graphs draw, and ``time_s`` (the scheduler's monotonic clock).
@@ -65,7 +66,8 @@ class Observer:
         self.shared = SharedPages()
         self.history: deque[tuple[float, ...]] = deque(maxlen=SAMPLES)
         self.metrics: Metrics | None = None
-        self.observe_ns = self.state_ns = 0  # what looking costs the scheduler
+        self.observe_ns = self.state_ns = 0  # processor time that looking costs the scheduler
+        self._recent: tuple[float, dict[str, int]] = (0.0, {})
         self._last_log = (time.monotonic(), 0)
         self._exported_s = 0.0
         collector = scheduler.metrics_reporter.metrics_collector
@@ -91,8 +93,13 @@ class Observer:
             "observe_ns": self.observe_ns,
             "state_ns": self.state_ns,
         }
+        self._recent = (time.monotonic(), facts)
         self._sample(facts)
         return facts
+
+    def _recent_facts(self) -> dict[str, int]:
+        read_s, facts = self._recent
+        return facts if time.monotonic() - read_s < RECENT_S else self.facts()
 
     def lengths(self) -> dict[int, int]:
         """Tokens that each running request has room for, by its ``req_pool_idx``."""
@@ -103,21 +110,21 @@ class Observer:
 
     def state(self) -> dict[str, Any]:
         """Facts, every page, every row, the tree's top, and the history. Milliseconds for a large pool."""
-        began = time.perf_counter_ns()
+        began = time.thread_time_ns()
         facts = self.show(self.facts())
         history: dict[str, list[float]] = {"time_s": [], **{name: [] for name in SAMPLED}}
         for values, name in zip(zip(*self.history, strict=True), history, strict=False):
             history[name] = list(values)
         details = full_state(self.allocator, self.shared.holders, self.lengths())
-        self.state_ns += time.perf_counter_ns() - began
+        self.state_ns += time.thread_time_ns() - began
         if CHECK:
             details["problems"] = check(self.allocator, details["states"])
         return {"facts": facts, "history": history, **details}
 
     def log_part(self) -> str:
         """For SGLang's log line: ``vattn: pages 812/6784, shared 96 x 14.2, rows 64 ready, maps 3/s``."""
-        began = time.perf_counter_ns()
-        facts = self.facts()
+        began = time.thread_time_ns()
+        facts = self._recent_facts()
         now, maps = time.monotonic(), facts["map_calls"]
         last_s, last_maps = self._last_log
         self._last_log = (now, maps)
@@ -127,16 +134,16 @@ class Observer:
             f"shared {shared} x {holders / max(1, shared):.1f}, rows {facts['rows_ready']} ready, "
             f"maps {(maps - last_maps) / max(1e-3, now - last_s):.0f}/s"
         )
-        self.observe_ns += time.perf_counter_ns() - began
+        self.observe_ns += time.thread_time_ns() - began
         return text
 
     def export(self, interval_s: float = EXPORT_INTERVAL_S) -> None:
         """Bring the metrics up to date, unless that was done within the interval."""
         now = time.monotonic()
         if self.metrics is not None and now - self._exported_s >= interval_s:
-            began = time.perf_counter_ns()
-            self.show(self.facts())
-            self.observe_ns += time.perf_counter_ns() - began
+            began = time.thread_time_ns()
+            self.show(self._recent_facts())
+            self.observe_ns += time.thread_time_ns() - began
 
     def show(self, facts: dict[str, int]) -> dict[str, int]:
         """Put these facts into the metrics, so that no view is ahead of them."""

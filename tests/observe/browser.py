@@ -44,7 +44,7 @@ class Browser:
         self._read, answers = os.pipe()
         argv = [PROGRAM, *FLAGS, f"--user-data-dir={self._folder}", "about:blank"]
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec timeout 300 "$@" 3<&{commands} 4>&{answers}', "sh", *argv],
+            ["bash", "-c", f'exec timeout 300 "$@" 3<&{commands} 4>&{answers}', "bash", *argv],
             pass_fds=(commands, answers),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -84,7 +84,8 @@ def test_metrics_follow_an_idle_server_by_themselves(large: Server) -> None:
     large.generate(list(range(200)), 4)
     time.sleep(3)
     shown = metrics(large)  # read before anything else is asked
-    assert shown == {**shown, **expected_metrics(large.vattn())}
+    wanted = expected_metrics(large.vattn())
+    assert [key for key, value in wanted.items() if not near(shown[key], value)] == []
     large.flush()
     time.sleep(3)
     assert metrics(large)["sglang:vattn_pages", "free"] == large.vattn()["num_pages"]

@@ -9,99 +9,26 @@ the slot stands for, and then reads everything that attention would read, as the
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from sglang.srt.managers import schedule_batch
 from sglang.srt.mem_cache import allocation, common
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
-from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang_vattn import _core, pool, reading, running
+
+from sglang_vattn import _core, pool, running
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.tree_cache import VattnTreeCache
+from tests.reliability.model import Job, Model
+from tests.reliability.stand_ins import CONTEXT, Batch, Run, Shape, settings
 
-from tests.reliability.model import Job, Model, Namespace, chain, seed
-
-SAMPLING = SamplingParams(max_new_tokens=1 << 20)
-CONTEXT = 48  # tokens; what a row holds
-
-
-class Shape(NamedTuple):
-    """Everything that differs between two engines."""
-
-    pages: int = 14
-    page_size: int = 4
-    slots: int = 6
-    rows: int | None = None  # as --vattn-rows
-    policy: str = "lru"
-    read: str = "auto"
-    read_ahead: int = 1
-    max_mappings: int = 0
-
-
-class Run:
-    """A running request: SGLang's record, and the hashes that its slots must hold."""
-
-    def __init__(self, job: Job, rid: str) -> None:
-        extra_key, lora_id, salt = job.namespace
-        self.job = job
-        self.req: Any = schedule_batch.Req(
-            rid, "", array("q", job.tokens), SAMPLING, extra_key=extra_key, lora_id=lora_id, cache_salt=salt
-        )
-        self.req.priority = job.priority
-        self.hashes = chain(seed(job.namespace), job.tokens)
-
-    @property
-    def computed(self) -> int:
-        return int(self.req.kv.kv_committed_len)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [*self.req.origin_input_ids, *self.req.output_ids]
-
-    @property
-    def in_prefill(self) -> bool:
-        return self.computed < len(self.req.full_untruncated_fill_ids)
-
-    def append(self, token: int) -> None:
-        self.req.output_ids.append(token)
-        self.hashes += chain(self.hashes[-1], [token])
-
-
-class Batch(SimpleNamespace):
-    """What SGLang's allocation and the plugin's hooks read of a ScheduleBatch."""
-
-    device, hisparse_coordinator = "cpu", None
-    model_config = SimpleNamespace(is_encoder_decoder=False)
-
-    def maybe_evict_swa(self) -> None: ...
-
-    def is_dllm(self) -> bool:
-        return False
-
-
-@contextmanager
-def settings() -> Iterator[None]:
-    """The parts of SGLang's published configuration that these calls read."""
-    serving, spec = SimpleNamespace(strip_thinking_cache=False), SimpleNamespace(speculative_algorithm=None)
-    with (
-        mock.patch.object(schedule_batch, "get_serving", lambda: serving),
-        mock.patch.object(common, "get_serving", lambda: serving),
-        mock.patch.object(common, "get_spec", lambda: spec),
-        mock.patch.object(allocation, "attention_backends", lambda: ("torch_native", "torch_native")),
-        mock.patch.object(reading, "LEAST_BATCH", 2),
-        mock.patch.object(reading, "REQUESTS_PER_GROUP", 2),
-    ):
-        yield
+__all__ = ["CONTEXT", "Engine", "Run", "Shape", "settings"]
 
 
 class Engine:
@@ -114,7 +41,7 @@ class Engine:
             self.driver.fail_at(fail_first, 1)
         pool.VattnPool.row_plan = pool.RowPlan(shape.slots + 1, CONTEXT, shape.rows)
         with (
-            mock.patch.object(pool, "open_driver", lambda device: self.driver),
+            mock.patch.object(pool, "open_driver", return_value=self.driver),
             mock.patch.dict(pool.READ_AHEAD_TOKENS, cpu=shape.read_ahead),
             mock.patch.dict("os.environ", VATTN_MAX_MAPPINGS=str(shape.max_mappings)),
         ):
@@ -162,7 +89,9 @@ class Engine:
 
     def admit(self, jobs: Sequence[Job], chunk: int) -> list[Run]:
         """Match, lock and budget as SGLang's PrefillAdder does, then one forward; returns those that began."""
-        budget, began, spans = PrefillBudget(self.allocator, self.tree), [], []
+        budget = PrefillBudget(self.allocator, self.tree)
+        began: list[Run] = []
+        spans: list[tuple[int, int]] = []
         for job in jobs:
             if len(began) == self.slots.available_size():
                 break
@@ -329,6 +258,3 @@ class Engine:
         assert (self.home[0][slots] == run.hashes[:length]).all(), f"{run.req.rid} lost content"
         assert (self.home[1][slots] == ~np.array(run.hashes[:length])).all(), f"{run.req.rid} lost content"
         assert (slots == self.allocator.slots(self.allocator.requests[slot].pages, 0, length)).all()
-
-
-NAMESPACE: Namespace = (None, None, None)

@@ -7,6 +7,7 @@ Plain requests, samples, streams, aborts, disconnects, client timeouts, requests
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -53,7 +54,9 @@ class Load:
 
     async def run(self, requests: int) -> None:
         kinds = self.random.choices(
-            ["plain", "samples", "stream", "abort", "disconnect", "timeout", "too_long"], [70, 6, 8, 6, 5, 3, 2], k=requests
+            ["plain", "samples", "stream", "abort", "disconnect", "timeout", "too_long"],
+            [70, 6, 8, 6, 5, 3, 2],
+            k=requests,
         )
         queue = list(enumerate(kinds))
         limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
@@ -102,8 +105,6 @@ class Load:
     async def _stream(
         self, session: aiohttp.ClientSession, kind: str, body: dict[str, Any], known: Known, tokens: int
     ) -> None:
-        import json
-
         last: dict[str, Any] = {}
         leave_after = self.random.randrange(1, 6)
         async with session.post("/generate", json={**body, "stream": True}) as response:

@@ -65,8 +65,7 @@ class Model:
         """The hashes of all prefixes in the tree, each compared with the memory behind it."""
         out: set[int] = set()
         stack: list[tuple[Node, list[int], int]] = [
-            (root, [], seed(key))  # type: ignore[arg-type]
-            for key, root in self.tree.root_node.children.items()
+            (root, [], seed(key)) for key, root in self.tree.root_node.children.items()
         ]
         while stack:
             node, above, last = stack.pop()

@@ -50,6 +50,9 @@ def mixed_jobs(count: int, seed: int = 3) -> list[Job]:
     rng = random.Random(seed)
     documents = [[rng.randrange(3) for _ in range(30)] for _ in range(3)]
     return [
-        Job((*rng.choice(documents)[: rng.randrange(1, 28)], *rng.choices(range(3), k=rng.randrange(1, 5))), new_tokens=1)
+        Job(
+            (*rng.choice(documents)[: rng.randrange(1, 28)], *rng.choices(range(3), k=rng.randrange(1, 5))),
+            new_tokens=1,
+        )
         for _ in range(count)
     ]

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from sglang_vattn._core import DriverError
 
+from sglang_vattn._core import DriverError
 from tests.reliability.engine import Engine, Shape, settings
 from tests.reliability.invariants import check_end
 from tests.reliability.model import Job

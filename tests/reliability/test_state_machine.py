@@ -14,7 +14,14 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.reliability.engine import CONTEXT, Engine, Run, Shape
 from tests.reliability.engine import settings as sglang_settings
@@ -53,7 +60,7 @@ DELAYS = st.sampled_from([0, 0.0003, 0.002])
 tried: Counter[str] = Counter()
 jobs = st.builds(
     lambda document, cut, tail, tenant, room: Job(
-        tuple([*DOCUMENTS[document][:cut], *(int(digit) for digit in str(tail))]), room, TENANTS[tenant], tail % 3
+        (*DOCUMENTS[document][:cut], *(int(digit) for digit in str(tail))), room, TENANTS[tenant], tail % 3
     ),
     st.integers(0, 2), st.integers(0, CONTEXT // 2), st.integers(0, 2222), st.sampled_from([0, 0, 0, *range(8)]),
     st.integers(0, 8),
@@ -174,7 +181,7 @@ class Scheduler(RuleBasedStateMachine):
 
 def test_any_order(root: Path) -> None:
     with sglang_settings():
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(
             Scheduler,
             settings=settings(
                 max_examples=1 + STEPS * 6 // 5 // STEPS_A_RUN,  # some runs are shorter

@@ -104,7 +104,7 @@ class Client:
     def many(self, jobs: Sequence[tuple[Sequence[int], int]], at_once: int, ignore_eos: bool = True) -> list[Answer]:
         """One request per (prompt, new tokens), never more than `at_once` under way."""
         with ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(lambda job: self.generate(*job, ignore_eos=ignore_eos), jobs))
+            return list(pool.map(lambda job: self.generate(job[0], job[1], ignore_eos=ignore_eos), jobs))
 
     # ---- control
     def abort(self, rid: str) -> None:

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One function a table: the result of a benchmark as rows of text, the head first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Result = dict[str, Any]
+Rows = list[list[str]]
+
+WORKLOADS = {
+    "prefix_8k_x64": "one 8k prefix, 64 requests",
+    "docs_8x8k_x64": "8 documents of 8k, 64 requests",
+    "prefix_2k_x128": "one 2k prefix, 128 requests",
+    "prefix_32k_x32": "one 32k prefix, 32 requests",
+    "unique_4k_x32": "nothing shared, 32 x 4k",
+}
+
+
+def number(value: float, digits: int = 3) -> str:
+    """So many significant digits, no exponent."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def within(value: float, spread: float, digits: int = 3) -> str:
+    return f"{number(value, digits)} ({spread:.0%})"
+
+
+def _arms(result: Result, names: dict[str, str]) -> Rows:
+    rows = [["workload", "arm", "cold prefill, s", "hit prefill, s", "decode step, ms", "output tok/s", "one hit, ms"]]
+    found = {(row["workload"], row["arm"]): row for row in result["rows"]}
+    for workload, title in WORKLOADS.items():
+        for arm, label in names.items():
+            if (row := found.get((workload, arm))) is None:
+                continue
+            spread = row["spread"]
+            rows.append([
+                title, label,
+                within(row["cold_prefill_s"], spread["cold_prefill_s"]),
+                within(row["hit_prefill_s"], spread["hit_prefill_s"]),
+                within(row["decode_step_ms"], spread["decode_step_ms"]),
+                within(row["out_tok_s"], spread["with_output_s"], 4),
+                within(row["one_hit_ttft_ms"], spread["one_hit_s"]),
+            ])  # fmt: skip
+    return rows
+
+
+def serve_ab(result: Result) -> Rows:
+    return _arms(result, {"stock_page1": "stock, page 1", "stock_page128": "stock, page 128", "vattn": "**vattn**"})
+
+
+def serve_ab_ways(result: Result) -> Rows:
+    return _arms(result, {"vattn": "as it is", "vattn_rows": "rows only", "vattn_pages": "pages only"})
+
+
+def trace_replay(result: Result) -> Rows:
+    arms = list(dict.fromkeys(row["arm"] for row in result["rows"]))
+    rows = [["pool, tokens", *(arm.replace("_", " ") for arm in arms), "ideal", "skipped"]]
+    for pool in dict.fromkeys(row["pool_tokens"] for row in result["rows"]):
+        found = {row["arm"]: row for row in result["rows"] if row["pool_tokens"] == pool}
+        any_arm = next(iter(found.values()))
+        rates = [f"{found[arm]['hit_rate']:.5f}" if arm in found else "" for arm in arms]
+        rows.append([f"{pool:,}", *rates, f"{any_arm['ideal_hit_rate']:.3f}", str(any_arm["skipped"])])
+    return rows
+
+
+def trace_cost(result: Result) -> Rows:
+    rows = [["pool, tokens", "arm", "tokens copied", "pages wasted", "tokens evicted", "map calls", "pages mapped",
+             "unmap calls", "us of CPU a request", "replay, s"]]  # fmt: skip
+    for row in result["rows"]:
+        if row["arm"] in ("vattn", "stock_page1"):
+            rows.append([
+                f"{row['pool_tokens']:,}", row["arm"].replace("_", " "), f"{row['tokens_copied']:,}",
+                f"{row['wasted_share']:.2%}", f"{row['tokens_evicted']:,}",
+                *(f"{row[name]:,}" if name in row else "" for name in ("map_calls", "pages_mapped", "unmap_calls")),
+                number(row["cpu_us_per_request"]), number(row["replay_s"]),
+            ])  # fmt: skip
+    return rows
+
+
+def trace_live(result: Result) -> Rows:
+    rows = [["arm", "window, s", "speed", "answered", "hit rate", "TTFT, ms", "p99", "decode step, ms", "output tok/s"]]
+    for row in result["rows"]:
+        rows.append([
+            row["arm"].replace("_", " "), f"{row['start_s']:.0f} + {row['seconds']:.0f}", number(row["speed"]),
+            f"{row['answered']} of {row['requests']}", f"{row['hit_rate']:.4f}",
+            within(row["ttft_ms"], row["spread"]["ttft_ms"]), number(row["ttft_p99_ms"]),
+            within(row["decode_step_ms"], row["spread"]["decode_step_ms"]), number(row["tokens_per_s"], 4),
+        ])  # fmt: skip
+    return rows
+
+
+def tree(result: Result) -> Rows:
+    rows = [["operation", "tokens", "stock, us", "vattn, us", "faster by"]]
+    for row in result["rows"]:
+        times = [within(row["us"][arm], row["spread"][arm]) for arm in ("stock", "vattn")]
+        rows.append([row["operation"], f"{row['tokens']:,}", *times, f"{row['speedup']:.2f}"])
+    return rows
+
+
+def kernels_host(result: Result) -> Rows:
+    rows = [["heads", "kind", "new", "context", "stock, ms", "rows, ms", "home slots, ms", "faster by"]]
+    for row in result["rows"]:
+        times = [within(row["ms"][a], row["spread"][a]) if a in row["ms"] else "" for a in ("stock", "rows", "pages")]
+        rows.append([row["heads"], row["kind"], str(row["new"]), f"{row['context']:,}", *times,
+                     f"{row['speedup']:.2f}"])  # fmt: skip
+    return rows
+
+
+def _kernel_table(found: list[dict[str, Any]], with_kernel: bool) -> Rows:
+    arms = list(dict.fromkeys(arm for row in found for arm in row["ms"]))
+    rows = [[*(["kernel"] if with_kernel else []), "case", *(arm.replace("_", " ") for arm in arms)]]
+    if any("floor_ms" in row for row in found):
+        rows[0].append("unique bytes at 4.5 TB/s")
+    for row in found:
+        times = [within(row["ms"][arm], row["spread"][arm]) if arm in row["ms"] else "" for arm in arms]
+        floor = [number(row["floor_ms"])] if "floor_ms" in row else []
+        rows.append([*([row["kernel"]] if with_kernel else []), row["case"], *times, *floor])
+    return rows
+
+
+def kernels_cuda(result: Result) -> Rows:
+    return _kernel_table([row for row in result["rows"] if row["kind"] != "shared"], True)
+
+
+def kernels_shared(result: Result) -> Rows:
+    return _kernel_table([row for row in result["rows"] if row["kind"] == "shared"], False)
+
+
+def vmm(result: Result) -> Rows:
+    rows = [["part", "case", "result"]]
+    for row in result["rows"]:
+        shown = []
+        for name, value in row.items():
+            if isinstance(value, float):
+                unit = (
+                    name.replace("_per_s", "/s").replace("us_per_page", "us a page").replace("us_per_call", "us a call")
+                )
+                text = unit.replace("_", " ")
+                spread = row["spread"].get(name)
+                shown.append(f"{text} {number(value)}" if spread is None else f"{text} {within(value, spread)}")
+        rows.append([row["part"], row["case"], ", ".join(shown)])
+    return rows
+
+
+def prefix_hit(result: Result) -> Rows:
+    rows = [["sweep", "value", "arm", "cold TTFT, ms", "TTFT, ms", "decode step, ms", "output tok/s", "hits",
+             "tokens held", "map calls", "unmap calls"]]  # fmt: skip
+    order = list(dict.fromkeys((row["sweep"], str(row["value"])) for row in result["rows"]))
+    for row in sorted(result["rows"], key=lambda row: order.index((row["sweep"], str(row["value"])))):
+        spread = row["spread"]
+        timed = [within(row[name], spread[name]) for name in ("cold_ttft_ms", "ttft_ms", "decode_step_ms")]
+        rows.append([
+            row["sweep"], "uniform" if row["value"] is None else str(row["value"]), row["arm"].replace("_", " "),
+            *timed, within(row["tokens_per_s"], spread["tokens_per_s"], 4), f"{row['hit_share']:.3f}",
+            f"{row['most_tokens_used']:,.0f}", f"{row['map_calls']:,.0f}", f"{row['unmap_calls']:,.0f}",
+        ])  # fmt: skip
+    return rows

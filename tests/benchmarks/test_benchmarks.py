@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small runs of the benchmarks themselves: they give rows of the right form. Nothing here asserts a speed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from benchmarks import kernels_host, loads, plots, prefix_hit, tree, vmm
+from benchmarks.table_rows import kernels_host as kernel_table
+
+
+@pytest.mark.parametrize("kind", ["decode", "extend", "cold"])
+@pytest.mark.parametrize("heads", [kernels_host.LLAMA, kernels_host.TINY], ids=str)
+def test_rows_and_pages_give_what_stock_gives(kind: str, heads: kernels_host.Heads) -> None:
+    context = 300
+    case = kernels_host.Case(heads, kind, {"decode": 1, "extend": 100, "cold": context}[kind], context)
+    memory = kernels_host.Memory(heads, context)
+    arms = kernels_host.calls(case, memory)
+    expected = arms["stock"]().clone()
+    for name in ("rows", "pages"):
+        assert (arms[name]() - expected).abs().max() < 1e-5, name
+    del arms
+    memory.close()
+
+
+def test_kernel_rows_make_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = kernels_host.Case(kernels_host.TINY, "decode", 1, 200)
+    monkeypatch.setattr(kernels_host, "cases", lambda small: [case])
+    args = argparse.Namespace(rounds=4, small=True)
+    rows = list(kernels_host.measure(args, lambda **fields: False))
+    assert [len(values) for values in rows[0]["raw"].values()] == [4, 4, 4]
+    assert len(kernel_table({"rows": rows})) == 2
+    assert not list(kernels_host.measure(args, lambda **fields: True))  # resumed
+
+
+@pytest.mark.parametrize("operation", tree.OPERATIONS)
+def test_tree_operations_do_the_same_on_both_trees(operation: str) -> None:
+    row = tree.measure(operation, 2000, 2)
+    assert row["us"].keys() == {"stock", "vattn"} and all(len(values) == 2 for values in row["raw"].values())
+
+
+def test_both_trees_find_what_they_were_given() -> None:
+    tokens = tree.sequence(0, 2000)
+    for kind in (tree.Ours, tree.Theirs):
+        cache = kind(10_000)
+        cache.insert(tokens)()
+        assert len(cache.hit(tokens, 1500)) == 1500
+        cache.close()
+
+
+def test_the_virtual_memory_calls_are_counted() -> None:
+    rows = {row["case"]: row for row in vmm.calls("cpu", 1 << 16, 2, True)}
+    assert rows["map, 64 KiB, 8 a row"]["us_per_page"] > 0
+    assert rows["unmap, 64 KiB, 8 a row"]["us_per_call"] > 0
+
+
+def test_loads_change_one_thing_about_the_base() -> None:
+    base = prefix_hit.BASE["cuda"]
+    for sweep, value, load in prefix_hit.loads("cuda", None, False):
+        changed = {name for name in load._fields if getattr(load, name) != getattr(base, name)}
+        assert changed <= ({"arrival", "members"} if value == prefix_hit.ONE_BY_ONE else {sweep})
+        assert getattr(load, sweep) == value
+    assert {sweep for sweep, *_ in prefix_hit.loads("cpu", ["own"], False)} == {"own"}
+
+
+def test_arrivals_become_flags_of_bench_serving() -> None:
+    base = prefix_hit.BASE["cpu"]
+
+    def flags(**change: object) -> list[str]:
+        return loads.arguments("http://x", Path("m"), base._replace(**change), 1, Path("o"))  # type: ignore[arg-type]
+
+    assert "--request-rate=2.0" in flags(arrival=2.0)
+    assert "--max-concurrency=1" in flags(arrival=prefix_hit.ONE_BY_ONE)
+    assert not any(flag.startswith(("--request-rate", "--max-concurrency")) for flag in flags())
+    assert "--gsp-zipf-alpha=1.5" in flags(zipf=1.5)
+
+
+def test_a_sweep_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    measures = dict.fromkeys((measure for measure, _ in plots.PANELS), 1.0)
+    rows = [
+        {"arm": arm, "sweep": "zipf", "value": value, **measures, "raw": [measures, measures]}
+        for arm in ("vattn", "stock_page1")
+        for value in (None, 1.5)
+    ]
+    paths = plots.draw(rows, "zipf", "a title", tmp_path)
+    assert [path.suffix for path in paths] == [".png", ".svg"] and all(path.stat().st_size for path in paths)

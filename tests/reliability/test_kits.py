@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's own kits as judges, against a small pool. What cannot run, and why: docs/reliability.md."""
+
+from __future__ import annotations
+
+import random
+import unittest
+from typing import Any
+
+import pytest
+
+from tests.reliability.conftest import SOAK
+from tests.support.checks import unharmed
+from tests.support.server import Server
+
+VOCABULARY = 256
+
+
+def run_kit(server: Server, kit: type, tests: list[str], **attributes: Any) -> None:
+    """These tests of a mixin, as SGLang's suites run them: in a TestCase that knows a server."""
+
+    class Poll:
+        def poll(self) -> None:
+            server.assert_running()
+
+    fields = {"base_url": server.base, "process": Poll(), "model": "default", **attributes}
+    case = type(kit.__name__.removesuffix("Mixin"), (kit, unittest.TestCase), fields)
+    result = unittest.TestResult()
+    for name in tests:
+        case(name).run(result)
+    problems = [text for _, text in [*result.failures, *result.errors]]
+    assert not problems, "\n".join(problems)
+    assert result.testsRun == len(tests) and not result.skipped
+
+
+def test_radix_tree_of_requests(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.test.kits import radix_cache_server_kit as kit
+
+    random.seed(5)
+    nodes = kit.gen_radix_tree(400 if SOAK else 50, 128 if SOAK else 48)
+    for node in nodes:  # the kit's token ids are a larger model's, and its longest path longer than our context
+        node["input_ids"] = [token % VOCABULARY for token in node["input_ids"]][:1200]
+        node["decode_len"] = min(node["decode_len"], 200)
+    monkeypatch.setattr(kit, "gen_radix_tree", lambda: nodes)
+    with unharmed(small):
+        kit.run_radix_attention_test(small.base)
+
+
+def test_api_contract(small: Server) -> None:
+    from sglang.test.kits.basic_api_contract_kit import BasicAPIContractMixin as Kit
+
+    tests = [
+        "test_health",
+        "test_health_generate",
+        "test_get_server_info",
+        "test_get_model_info",
+        "test_openai_completion",
+    ]
+    run_kit(small, Kit, tests)
+
+
+def test_decode(small: Server) -> None:
+    from sglang.test.kits.basic_decode_correctness_kit import BasicDecodeCorrectnessMixin as Kit
+
+    with unharmed(small):
+        run_kit(small, Kit, ["test_determinism_temp_zero", "test_max_token_one"])
+
+
+def test_abort_all(small: Server) -> None:
+    from sglang.test.kits.abort_timeout_kit import AbortAllMixin as Kit
+
+    with unharmed(small):
+        run_kit(small, Kit, ["test_abort_all"], abort_all_max_new_tokens=1500, abort_all_sleep=1)
+
+
+def test_pause_and_resume(small: Server) -> None:
+    from sglang.test.kits.pause_generation_kit import PauseResumeInPlaceMixin as Kit
+
+    with unharmed(small):
+        run_kit(
+            small, Kit, ["test_pause_resume_in_place"], pause_num_requests=16, pause_max_new_tokens=300,
+            pause_duration=1.5, pause_ignore_eos=True,
+        )  # fmt: skip
