@@ -181,7 +181,8 @@ def open_driver(device: str) -> _core.Driver:
     """What maps the pages of ``device``. Tests put another here, or make it slow (``VATTN_TEST_MAP_DELAY_S``)."""
     driver: _core.Driver
     if device.startswith("cuda"):
-        driver = _core.CudaDriver(torch.device(device).index or torch.cuda.current_device())
+        index = torch.device(device).index
+        driver = _core.CudaDriver(torch.cuda.current_device() if index is None else index)
     else:
         driver = _core.HostDriver(granule_bytes(device))
     delay_s = float(os.environ.get("VATTN_TEST_MAP_DELAY_S", 0))
