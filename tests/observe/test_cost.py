@@ -21,6 +21,7 @@ from sglang_vattn.rows import RowTable
 
 PAGES, REQUESTS, SIZE = 7000, 256, 128
 SHARED, OWN = 500, 12
+MAPPED = 40
 DECODE_STEPS = 40  # SGLang reports once in so many
 LIMIT_US_A_STEP = 20.0
 
@@ -64,7 +65,10 @@ def observer() -> Iterator[Observer]:
         tree.lock(node)
         request = RequestPages(prefix + own, SHARED, needed=SHARED + OWN, slot=slot)
         allocator.requests[slot] = request
-        rows.grow(request)
+        if slot < MAPPED:
+            rows.grow(request)
+        else:  # as if it were: the host cannot map so much
+            request.row, request.valid = space.acquire_row(), request.backed
         kv = SimpleNamespace(req_pool_idx=slot, kv_allocated_len=(SHARED + OWN) * SIZE - slot % SIZE)
         running.append(SimpleNamespace(kv=kv))
     for n in range(400):  # and a tree of some size
