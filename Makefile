@@ -116,7 +116,7 @@ lint: build ## ruff, mypy and clang-format, nothing is changed
 	ln -s $(CURDIR)/sglang_vattn/* build/lint/sglang_vattn/
 	ln -s $(CURDIR)/radix build/lint/sglang_vattn/radix
 	cd build/lint && mypy --config-file $(CURDIR)/pyproject.toml -p sglang_vattn
-	mypy -p tests.support -p tests.serving -p tests.observe -m benchmarks.demo -m benchmarks.retrieval
+	MYPYPATH=build/lint mypy -p tests.support -p tests.serving -p tests.observe -m benchmarks.demo -m benchmarks.retrieval
 	clang-format --dry-run -Werror $(CSRC)
 
 format: $(ENV_STAMP) ## let ruff and clang-format rewrite the files

@@ -78,6 +78,7 @@ def fetch(url: str, api_key: str | None = None, rank: int = 0) -> View:
 
 def decode(state: dict[str, Any]) -> View:
     """One rank's part of ``/vattn/state`` (see :mod:`sglang_vattn.observe.state`)."""
+    prefixes = [_unpack(text, "I") for text in state["prefixes"]]
     return View(
         facts=state["facts"],
         states=base64.b64decode(state["states"]),
@@ -91,7 +92,7 @@ def decode(state: dict[str, Any]) -> View:
                 ahead=row["ahead"],
                 mapped=row["mapped"],
                 ready=bool(row["ready"]),
-                pages=_unpack(row["pages"], "I"),
+                pages=prefixes[row["prefix"]] + _unpack(row["pages"], "I"),
             )
             for row in state["rows"]
         ],

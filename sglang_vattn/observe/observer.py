@@ -12,12 +12,11 @@ from sglang_vattn import reporting
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.observe import STATE_RID
 from sglang_vattn.observe.metrics import Metrics
-from sglang_vattn.observe.state import check, full_state
+from sglang_vattn.observe.state import check, full_state, pack_pages
 from sglang_vattn.request_pages import RequestPages
 
 CHECK = os.environ.get("VATTN_TEST_INTEGRITY") == "1"  # /vattn/state then says what is wrong in the core
-EXPORT_INTERVAL_S = 0.25  # SGLang logs its stats at every prefill; ours cost O(requests)
-RECENT_S = 0.1  # the log line of a burst of prefills may be this old
+RENEW_S = 0.25  # SGLang reports at every prefill; ours costs O(requests), so a burst shares one look
 SAMPLE_INTERVAL_S = 1.0
 SAMPLES = 300
 # Facts that the graphs draw, and ``time_s`` (the scheduler's monotonic clock).
@@ -38,17 +37,26 @@ class SharedPages:
     def __init__(self) -> None:
         self.holders: Counter[int] = Counter()
         self._known: dict[RequestPages, list[int]] = {}
+        self._packed: dict[RequestPages, str] = {}
 
     def update(self, allocator: VattnAllocator) -> None:
         running = set(allocator.requests.values())
         for request in self._known.keys() - running:
             self.holders.subtract(self._known.pop(request))
+            self._packed.pop(request, None)
         for request in running - self._known.keys():
             if request.shared:
                 self._known[request] = request.pages[: request.shared]
                 self.holders.update(self._known[request])
         if len(self.holders) > 2 * allocator.pages.num_pages:  # subtract() leaves zeros behind
             self.holders = +self.holders
+
+    def packed(self, request: RequestPages) -> str:
+        """The request's shared pages for :mod:`sglang_vattn.observe.state`; made once a request."""
+        text = self._packed.get(request)
+        if text is None:
+            text = self._packed[request] = pack_pages(self._known.get(request, []))
+        return text
 
     def facts(self) -> dict[str, int]:
         counts = [count for count in self.holders.values() if count > 0]
@@ -79,7 +87,7 @@ class Observer:
         """The pool's state as plain integers: what all views show. O(requests)."""
         allocator = self.allocator
         self.shared.update(allocator)
-        rows_ready = sum(allocator.rows.ready(request) for request in allocator.requests.values())
+        rows_ready = sum(map(allocator.rows.ready, allocator.requests.values()))
         lengths = self.lengths()
         size = allocator.page_size
         waste = sum(
@@ -99,7 +107,7 @@ class Observer:
 
     def _recent_facts(self) -> dict[str, int]:
         read_s, facts = self._recent
-        return facts if time.monotonic() - read_s < RECENT_S else self.facts()
+        return facts if time.monotonic() - read_s < RENEW_S else self.facts()
 
     def lengths(self) -> dict[int, int]:
         """Tokens that each running request has room for, by its ``req_pool_idx``."""
@@ -115,7 +123,7 @@ class Observer:
         history: dict[str, list[float]] = {"time_s": [], **{name: [] for name in SAMPLED}}
         for values, name in zip(zip(*self.history, strict=True), history, strict=False):
             history[name] = list(values)
-        details = full_state(self.allocator, self.shared.holders, self.lengths())
+        details = full_state(self.allocator, self.shared.holders, self.shared.packed, self.lengths())
         self.state_ns += time.thread_time_ns() - began
         if CHECK:
             details["problems"] = check(self.allocator, details["states"])
@@ -137,7 +145,7 @@ class Observer:
         self.observe_ns += time.thread_time_ns() - began
         return text
 
-    def export(self, interval_s: float = EXPORT_INTERVAL_S) -> None:
+    def export(self, interval_s: float = RENEW_S) -> None:
         """Bring the metrics up to date, unless that was done within the interval."""
         now = time.monotonic()
         if self.metrics is not None and now - self._exported_s >= interval_s:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ import numpy as np
 if TYPE_CHECKING:
     from sglang_vattn.allocator import VattnAllocator
     from sglang_vattn.radix import Node, PrefixTree
+    from sglang_vattn.request_pages import RequestPages
 
 STATES = ("free", "private", "evictable", "protected", "padding", "guard")
 FREE, PRIVATE, EVICTABLE, PROTECTED, PADDING, GUARD = range(len(STATES))
@@ -31,13 +32,20 @@ MAX_NODES = 256  # sent, those nearest to the root first; every page names its n
 _KEY = secrets.token_bytes(16)  # of this process
 
 
-def full_state(allocator: VattnAllocator, holders: Mapping[int, int], lengths: Mapping[int, int]) -> dict[str, Any]:
+def full_state(
+    allocator: VattnAllocator,
+    holders: Mapping[int, int],
+    packed: Callable[[RequestPages], str],
+    lengths: Mapping[int, int],
+) -> dict[str, Any]:
     """All of the pool. O(pages + nodes + pages of all rows).
 
     Parameters
     ----------
     holders
         How many running requests hold a page by alias.
+    packed
+        :func:`pack_pages` of a request's shared pages, which never change.
     lengths
         Tokens of each running request, by its ``req_pool_idx``.
     """
@@ -46,10 +54,10 @@ def full_state(allocator: VattnAllocator, holders: Mapping[int, int], lengths: M
     nodes = np.zeros(total, dtype=np.uint32)
     sharers = np.zeros(total, dtype=np.uint16)
     tree = allocator.tree_cache.tree if allocator.tree_cache is not None else None
-    if tree is not None:
-        _mark_tree(tree, states, nodes)
-    running = [*allocator.requests.values(), *allocator.admitted.values()]
-    for request in running:
+    walk = list(tree.walk()) if tree is not None else []  # parents before children
+    if walk:
+        _mark_tree(walk, states, nodes)
+    for request in (*allocator.requests.values(), *allocator.admitted.values()):
         states[request.pages[request.shared :]] = PRIVATE  # RELEASED is page 0, set below
     states[0], states[-1] = PADDING, GUARD
     held = [(page, min(count, 0xFFFF)) for page, count in holders.items() if count > 0]
@@ -60,8 +68,8 @@ def full_state(allocator: VattnAllocator, holders: Mapping[int, int], lengths: M
         "states": _pack(states),
         "nodes": _pack(nodes),
         "sharers": _pack(sharers),
-        "rows": _rows(allocator, lengths),
-        "tree": _top_nodes(tree) if tree is not None else [],
+        **_rows(allocator, packed, lengths),
+        "tree": _top_nodes(tree, walk) if tree is not None else [],
     }
 
 
@@ -77,17 +85,25 @@ def check(allocator: VattnAllocator, states: str) -> list[str]:
     return problems
 
 
-def _mark_tree(tree: PrefixTree, states: np.ndarray, nodes: np.ndarray) -> None:
-    """A page of several nodes is protected if any is locked; it is shown as the deepest one's."""
-    for node in tree.walk():
-        nodes[node.pages] = node.serial
-        states[node.pages] = np.maximum(states[node.pages], PROTECTED if node.lock else EVICTABLE)
+def _mark_tree(walk: list[Node], states: np.ndarray, nodes: np.ndarray) -> None:
+    """A page of several nodes is protected if any is locked; it is shown as the deepest one's (the last in a walk)."""
+    locked = [page for node in walk if node.lock for page in node.pages]
+    held = [page for node in walk for page in node.pages]
+    states[held] = EVICTABLE
+    states[locked] = PROTECTED
+    nodes[held] = np.repeat([node.serial for node in walk], [len(node.pages) for node in walk])
 
 
-def _rows(allocator: VattnAllocator, lengths: Mapping[int, int]) -> list[dict[str, Any]]:
-    """The running requests: ``pages`` (uint32) are the shared ones, its own, then those reserved ahead."""
+def _rows(
+    allocator: VattnAllocator, packed: Callable[[RequestPages], str], lengths: Mapping[int, int]
+) -> dict[str, Any]:
+    """The running requests. ``prefix`` is an index into ``prefixes``: equal lists of shared pages are sent once.
+
+    ``pages`` are the request's own, then those reserved ahead (uint32, as in ``prefixes``).
+    """
     space = allocator.get_kvcache().space
-    return [
+    prefixes: dict[str, int] = {}
+    rows = [
         {
             "slot": slot,
             "row": request.row,
@@ -97,49 +113,51 @@ def _rows(allocator: VattnAllocator, lengths: Mapping[int, int]) -> list[dict[st
             "ahead": len(request.ahead),
             "mapped": space.ready(request.row) if request.row else 0,
             "ready": int(allocator.rows.ready(request)),
-            "pages": _pack(np.asarray(request.pages + request.ahead, dtype=np.uint32)),
+            "prefix": prefixes.setdefault(packed(request), len(prefixes)),
+            "pages": pack_pages(request.pages[request.shared :] + request.ahead),
         }
         for slot, request in sorted(allocator.requests.items())
     ]
+    return {"rows": rows, "prefixes": list(prefixes)}
 
 
-def _top_nodes(tree: PrefixTree) -> list[dict[str, Any]]:
+def _top_nodes(tree: PrefixTree, walk: list[Node]) -> list[dict[str, Any]]:
     """Up to ``MAX_NODES`` nodes, parents first, siblings by what hangs on them; ``below`` counts those left out."""
-    parents_first = list(tree.walk())
     tokens_below: dict[Node, int] = {}
     nodes_below: dict[Node, int] = {}
-    for node in reversed(parents_first):
-        tokens_below[node] = len(node.tokens) + sum(tokens_below[child] for child in node.children.values())
-        nodes_below[node] = sum(1 + nodes_below[child] for child in node.children.values())
-    level = [child for root in tree.root_node.children.values() for child in root.children.values()]
-    chosen: list[Node] = []
+    for node in reversed(walk):
+        tokens, nodes = len(node.tokens), 0
+        for child in node.children.values():
+            tokens += tokens_below[child]
+            nodes += 1 + nodes_below[child]
+        tokens_below[node], nodes_below[node] = tokens, nodes
+    roots = list(tree.root_node.children.values())
+    tenants: dict[Node | None, str] = {root: keyed_hash(root.namespace) for root in roots}
+    level = [child for root in roots for child in root.children.values()]
+    chosen: dict[Node, None] = {}
     while level and len(chosen) < MAX_NODES:
         level.sort(key=lambda node: (-node.lock, -tokens_below[node]))
-        chosen += level[: MAX_NODES - len(chosen)]
+        level = level[: MAX_NODES - len(chosen)]
+        for node in level:
+            tenants[node] = tenants[node.parent]
+            chosen[node] = None
         level = [child for node in level for child in node.children.values()]
-    shown = set(chosen)
     return [
         {
             "id": node.serial,
-            "parent": node.parent.serial if node.parent in shown and node.parent is not None else 0,
-            "namespace": _namespace(node),
+            "parent": node.parent.serial if node.parent is not None and node.parent in chosen else 0,
+            "namespace": tenants[node],
             "start": node.start,
             "end": node.end,
             "pages": len(node.pages),
             "hits": node.hits,
             "locks": node.lock,
-            "below": nodes_below[node] - sum(1 + nodes_below[c] for c in node.children.values() if c in shown),
+            "below": nodes_below[node]
+            - sum(1 + nodes_below[each] for each in node.children.values() if each in chosen),
             "tokens_below": tokens_below[node],
         }
         for node in chosen
     ]
-
-
-def _namespace(node: Node) -> str:
-    above = node
-    while above.parent is not None and above.namespace is None:
-        above = above.parent
-    return keyed_hash(above.namespace)
 
 
 def keyed_hash(namespace: Hashable) -> str:
@@ -147,6 +165,11 @@ def keyed_hash(namespace: Hashable) -> str:
     if namespace in (None, ("", "", "")):
         return ""
     return blake2b(repr(namespace).encode(), key=_KEY, digest_size=3).hexdigest()
+
+
+def pack_pages(pages: list[int]) -> str:
+    """Page numbers as base64 of uint32."""
+    return _pack(np.asarray(pages, dtype=np.uint32))
 
 
 def _pack(array: np.ndarray) -> str:

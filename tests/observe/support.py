@@ -55,6 +55,11 @@ def numbers(text: str, size: int) -> list[int]:
     return [int.from_bytes(raw[at : at + size], "little") for at in range(0, len(raw), size)]
 
 
+def row_pages(whole: dict[str, Any]) -> list[list[int]]:
+    """Of every row: shared pages, own pages, pages reserved ahead."""
+    return [numbers(whole["prefixes"][row["prefix"]], 4) + numbers(row["pages"], 4) for row in whole["rows"]]
+
+
 def without_moving(facts: dict[str, int]) -> dict[str, int]:
     return {name: value for name, value in facts.items() if name not in MOVING}
 

@@ -14,6 +14,7 @@ from tests.observe.support import (
     held,
     metrics,
     numbers,
+    row_pages,
     state,
     without_moving,
 )
@@ -43,7 +44,7 @@ def assert_agreement(server: Server) -> dict[str, int]:
     assert sum(sharers) == facts["shared_page_holders"] == sum(row["shared"] for row in whole["rows"])
     assert len(whole["rows"]) == facts["requests"]
     assert sum(row["ready"] for row in whole["rows"]) == facts["rows_ready"]
-    held_pages = [numbers(row["pages"], 4) for row in whole["rows"]]
+    held_pages = row_pages(whole)
     own = [
         page
         for row, pages in zip(whole["rows"], held_pages, strict=True)

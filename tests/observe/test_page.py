@@ -20,7 +20,7 @@ from tests.support.server import Server
 pytestmark = pytest.mark.skipif(
     PROGRAM is None and os.environ.get("VATTN_NEED_BROWSER") != "1", reason="no chromium: apt-get install chromium"
 )
-SHOWN = "+(document.documentElement.dataset.shown || 0)"
+SHOWN = "+(document.documentElement?.dataset.shown || 0)"
 FACTS = "Object.fromEntries([...document.querySelectorAll('[data-fact]')].map(b => [b.dataset.fact, +b.dataset.value]))"
 # Where on the screen a page is: its centre in the map.
 PLACE = """(page => { const box = document.getElementById('map').getBoundingClientRect();

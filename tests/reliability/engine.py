@@ -85,6 +85,13 @@ class Engine:
     def close(self) -> None:
         self.space.close()
 
+    def settle(self) -> None:
+        """Let the mapping thread catch up. It cannot where live rows want more than the budget of mappings."""
+        if self.shape.max_mappings:
+            self.space.drain(0.01)
+        else:
+            assert self.space.drain(10), "the mapping thread does not come to an end"
+
     # ------------------------------------------------------------ admission and prefill
 
     def admit(self, jobs: Sequence[Job], chunk: int) -> list[Run]:
@@ -226,7 +233,7 @@ class Engine:
 
     def _forward(self, batch: Batch, runs: Sequence[Run], spans: Sequence[tuple[int, int]]) -> None:
         if self.settled:
-            assert self.space.drain(10)
+            self.settle()
         running.before_forward(None, batch)
         for run, (start, end) in zip(runs, spans, strict=True):
             slots = self.slots.req_to_token[run.req.kv.req_pool_idx, start:end].numpy()
@@ -239,6 +246,8 @@ class Engine:
                 record = self.allocator.requests[run.req.kv.req_pool_idx]
                 self._check_row(record.row, run.hashes[: run.computed], self.pool.read_ahead)
                 assert int(self.allocator.rows.table[run.req.kv.req_pool_idx]) == record.row
+                for page in record.ahead:  # read, and multiplied by zero: not while another request writes there
+                    assert self.allocator.pages.is_reserved(page, run.req.kv.req_pool_idx)
         for group in self.reading.groups:
             self.tried["groups"] += 1
             for member in group.members:

@@ -142,7 +142,7 @@ class Scheduler(RuleBasedStateMachine):
         """Mapping becomes slow, or fails once; k = 0: it catches up, and everything is compared with everything."""
         if k == 0:
             self.calm()
-            assert self.engine.space.drain(30)
+            self.engine.settle()
             check_everything(self.engine)
         elif seconds and what:
             self.engine.driver.set_delay(what, seconds)

@@ -13,12 +13,13 @@ function unpack(text, type) {
 }
 
 function decode(state) {
+  const prefixes = state.prefixes.map((text) => Array.from(unpack(text, Uint32Array)));
   return {
     ...state,
     states: unpack(state.states, Uint8Array),
     nodes: unpack(state.nodes, Uint32Array),
     sharers: unpack(state.sharers, Uint16Array),
-    rows: state.rows.map((row) => ({ ...row, pages: Array.from(unpack(row.pages, Uint32Array)) })),
+    rows: state.rows.map((row) => ({ ...row, pages: [...prefixes[row.prefix], ...unpack(row.pages, Uint32Array)] })),
   };
 }
 
