@@ -128,24 +128,13 @@ def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iter
     return bar
 
 
-def seconds_of(call: Callable[[], object], repeats: int, warmup: int = 1) -> list[float]:
-    """Wall-clock seconds of each of ``repeats`` calls, after ``warmup`` that do not count."""
-    for _ in range(warmup):
-        call()
-    out = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        out.append(time.perf_counter() - start)
-    return out
-
-
 def alternately(
     calls: dict[str, Callable[[], object]],
     rounds: int,
     warmup: int = 1,
     least: int = 3,
     budget_s: float = float("inf"),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of each call, the arms taking turns: what disturbs the machine disturbs all of them alike.
 
@@ -160,5 +149,7 @@ def alternately(
         if done >= least and time.perf_counter() - began > budget_s:
             break
         for name, call in calls.items():
-            out[name] += seconds_of(call, 1, warmup=0)
+            start = clock()
+            call()
+            out[name].append(clock() - start)
     return out

@@ -6,7 +6,8 @@
 ``match`` finds a cached sequence of so many tokens. ``hit`` also gives the slots of all its tokens, as a scheduler
 asks for them at admission. ``insert`` caches a sequence that the tree does not know, ``append`` one of which it lacks
 the last 256 tokens. ``split`` matches half of a node that holds the sequence whole. Both trees hold 64 other sequences
-of the same length's tenth. The arms take turns; figures are medians in microseconds, the spread is the distance of
+of the same length's tenth. The arms take turns; figures are medians of the
+thread's CPU time in microseconds, the spread is the distance of
 the quartiles over the median.
 """
 
@@ -122,10 +123,10 @@ def measure(operation: str, length: int, rounds: int) -> Row:
     for number in range(rounds + 2):
         for name, tree in arms.items():
             call = prepare(tree, operation, length, others)
-            start = time.perf_counter()
+            start = time.thread_time()
             call()
             if number >= 2:
-                raw[name].append((time.perf_counter() - start) * 1e6)
+                raw[name].append((time.thread_time() - start) * 1e6)
     for tree in arms.values():
         tree.close()
     us = {name: median(values) for name, values in raw.items()}

@@ -16,7 +16,7 @@ from sglang_vattn.observe.state import check, full_state, pack_pages
 from sglang_vattn.request_pages import RequestPages
 
 CHECK = os.environ.get("VATTN_TEST_INTEGRITY") == "1"  # /vattn/state then says what is wrong in the core
-RENEW_S = 0.25  # SGLang reports at every prefill; ours costs O(requests), so a burst shares one look
+RENEW_S = 0.5  # SGLang reports at every prefill; ours costs O(requests), so a burst shares one look
 SAMPLE_INTERVAL_S = 1.0
 SAMPLES = 300
 # Facts that the graphs draw, and ``time_s`` (the scheduler's monotonic clock).

@@ -30,6 +30,10 @@ function short(value) {
   return value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toFixed(1);
 }
 
+function bytes(value) {
+  return value >= 2 ** 30 ? (value / 2 ** 30).toFixed(1) + " GiB" : (value / 2 ** 20).toFixed(1) + " MiB";
+}
+
 class Graphs {
   constructor(parent) {
     this.parts = GRAPHS.map((graph) => {

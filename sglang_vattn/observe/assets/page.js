@@ -69,7 +69,7 @@ function draw_all() {
   const holders = facts.shared_page_holders / Math.max(1, facts.shared_pages);
   const tiles = [
     [`${used.toLocaleString()} / ${facts.num_pages.toLocaleString()}`, "pages in use"],
-    [`${(facts.physical_bytes / 2 ** 30).toFixed(2)} GiB`, `physical, in ${(facts.virtual_bytes / 2 ** 30).toFixed(1)} GiB of addresses`],
+    [bytes(facts.physical_bytes), `physical, in ${bytes(facts.virtual_bytes)} of addresses`],
     [`${facts.shared_pages.toLocaleString()} × ${holders.toFixed(1)}`, "shared pages × their mean sharers"],
     [`${facts.rows_ready} of ${facts.requests}`, "running requests with a mapped row"],
     [`${facts.mappings.toLocaleString()}`, `aliases, ${facts.queued_jobs} rows queued`],
