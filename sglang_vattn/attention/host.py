@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sglang_vattn.allocator import VattnAllocator
 
-
 MANY_QUERIES = 64  # tokens, from which one dense copy of K and V pays for itself
 
 

@@ -16,7 +16,7 @@ from sglang_vattn.observe.state import check, full_state, pack_pages
 from sglang_vattn.request_pages import RequestPages
 
 CHECK = os.environ.get("VATTN_TEST_INTEGRITY") == "1"  # /vattn/state then says what is wrong in the core
-RENEW_S = 0.5  # SGLang reports at every prefill; ours costs O(requests), so a burst shares one look
+RENEW_S = 1.0  # SGLang reports at every prefill; ours costs O(requests), so a burst shares one look
 SAMPLE_INTERVAL_S = 1.0
 SAMPLES = 300
 # Facts that the graphs draw, and ``time_s`` (the scheduler's monotonic clock).
@@ -191,7 +191,7 @@ def export(result: None, *a: Any, **kw: Any) -> None:
 def export_when_idle(result: None, *a: Any, **kw: Any) -> None:
     """After ``SchedulerMetricsReporter._maybe_log_idle_metrics``: SGLang's idle loop may keep still for 30 s."""
     if Observer.current is not None:
-        Observer.current.export(interval_s=1.0)
+        Observer.current.export()
 
 
 def internal_state(original: Any, controller: Any, request: Any) -> Any:

@@ -25,7 +25,7 @@ def synthetic(count: int, seed: int = 0) -> list[TraceRequest]:
     rng = random.Random(seed)
     known: list[tuple[int, ...]] = [()]
     fresh = iter(range(10**6))
-    out = []
+    out: list[TraceRequest] = []
     for number in range(count):
         blocks = rng.choice(known)[: rng.randrange(6)]
         blocks += tuple(next(fresh) for _ in range(rng.randrange(1, 4)))
