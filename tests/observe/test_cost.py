@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from sglang_vattn.radix import PrefixTree  # type: ignore[import-untyped]
+from sglang_vattn.radix import PrefixTree
 
 from sglang_vattn import _core
 from sglang_vattn.allocator import VattnAllocator
