@@ -30,7 +30,7 @@ SANITIZERS := address thread
 CSRC = $(shell find csrc -name '*.cpp' -o -name '*.h')
 PY := sglang_vattn radix tests benchmarks
 
-.PHONY: help env build demo test test-browser bench bench-gpu lint format sanitize clean fuzz soak
+.PHONY: help env build demo test test-gpu test-browser bench bench-gpu lint format sanitize clean fuzz soak
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,10 @@ demo: build ## serve a tiny model with and without the flag, side by side
 
 test: build sanitize ## run every test; the last line is pytest's
 	$(BIN)/python -m pytest
+
+# On a machine with a GPU, SGLang and this project installed; GPU_PYTHON says with which Python.
+test-gpu: ## the tests that need a GPU, with the Python at hand
+	$(GPU_PYTHON) -m pytest -p no:cacheprovider --noconftest -o pythonpath= -o addopts= tests/gpu
 
 # `make test` runs these too, where a chromium is found; here its absence is a failure.
 test-browser: build ## the live page in Debian's chromium (apt-get install chromium)
@@ -116,7 +120,7 @@ lint: build ## ruff, mypy and clang-format, nothing is changed
 	ln -s $(CURDIR)/sglang_vattn/* build/lint/sglang_vattn/
 	ln -s $(CURDIR)/radix build/lint/sglang_vattn/radix
 	cd build/lint && mypy --config-file $(CURDIR)/pyproject.toml -p sglang_vattn
-	MYPYPATH=build/lint mypy -p tests.support -p tests.serving -p tests.observe -m benchmarks.demo -m benchmarks.retrieval
+	MYPYPATH=build/lint mypy -p tests.support -p tests.serving -p tests.observe -p benchmarks -p tests.benchmarks
 	clang-format --dry-run -Werror $(CSRC)
 
 format: $(ENV_STAMP) ## let ruff and clang-format rewrite the files

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steady state on one GPU: 8 documents of 8k, 64 requests at once, for as long as several lives of every row.
 
-    python benchmarks/steady.py --out benchmarks/results/h200/steady.json
+    python -m benchmarks.steady --out benchmarks/results/h200/steady.json
 
 A request starts when another ends, so that prefill, decode, admission and release overlap as in production. The
 number of rows is capped (`--rows`), and the requests are at least four times as many, so that every row is used,
@@ -21,8 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from serve_ab import ARMS, LLAMA_3_8B, TABLE_ARMS, Arm, machine, versions
+from benchmarks.serve_ab import ARMS, LLAMA_3_8B, TABLE_ARMS, Arm, machine, versions
 
 DOCUMENTS, DOCUMENT_TOKENS, QUESTION, OUTPUT, AT_ONCE = 8, 8192, 64, 128, 64
 
@@ -89,7 +88,7 @@ def main() -> None:
         arm.engine.shutdown()
         return
     result: dict[str, Any] = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
-    result |= {"command": "python benchmarks/steady.py " + " ".join(sys.argv[1:]), "rows": []}
+    result |= {"command": "python -m benchmarks.steady " + " ".join(sys.argv[1:]), "rows": []}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch, "model")
         model.mkdir()

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from benchmarks.common import RESULTS, ResultFile, Row, median, spread
+from benchmarks.common import RESULTS, ResultFile, Row, median, quartile_spread
 from sglang_vattn import _core
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -102,7 +102,7 @@ def _row(call: str, page_bytes: int, num_pages: int, in_row: int = 0, **raw: lis
         "num_pages": num_pages,
         "pages_a_row": in_row,
         **{name: median(values) for name, values in raw.items()},
-        "spread": {name: spread(values) for name, values in raw.items()},
+        "spread": {name: quartile_spread(values) for name, values in raw.items()},
         "raw": raw,
     }
 

@@ -117,7 +117,8 @@ def running(rows: Rows, background: Background) -> Iterator[None]:
 
     def churn() -> None:
         space, count, end = rows.space, background.pages_a_call, 0
-        while not stop.is_set():
+        budget = space.stats()["max_mappings"] // 2  # the host's; 0 on CUDA, where there is no limit
+        while not stop.is_set() and (not budget or space.stats()["mappings"] < budget):
             if not used or end + count > space.pages_per_row:  # the old row is unmapped after the measurement
                 row, end = space.acquire_row(), 0
                 if row == 0:

@@ -11,8 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sglang_vattn.allocator import VattnAllocator
 
-MANY_QUERIES = 64  # tokens, from which one dense copy of K and V pays for itself
-
 
 class HostRowBackend(TorchNativeAttnBackend):
     """``torch_native`` without its gather: no index, no copy of K or V, no padding of the query.
@@ -155,7 +153,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | Non
     q : (new, q_heads, dim)
         Queries of the last ``new`` tokens.
     k, v : (length, kv_heads, dim), (length, kv_heads, v_dim)
-        Any strides with the last dimension dense. Copied only for `MANY_QUERIES` and more.
+        Any strides with the last dimension dense; not copied.
 
     Returns
     -------
@@ -170,10 +168,6 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | Non
     if new == 1:  # the group stands in for the query length: one pass over K and V
         queries = q.view(kv_heads, 1, group, -1)
         return scaled_dot_product_attention(queries, keys, values, scale=scale).reshape(1, q_heads, -1)
-    if new >= MANY_QUERIES:
-        # Every block of queries reads all keys, a token's stride apart: dense ones are faster by up to a fifth
-        # (docs/benchmarks.md, 'The attention call').
-        keys, values = keys.contiguous(), values.contiguous()
     mask = None
     if length != new:
         mask = torch.arange(length)[None] <= torch.arange(length - new, length)[:, None]
