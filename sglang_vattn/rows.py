@@ -113,6 +113,8 @@ class RowTable:
         if self._updates:
             slots = torch.tensor(list(self._updates), dtype=torch.int64)
             rows = torch.tensor(list(self._updates.values()), dtype=torch.int32)
+            if self._on_cuda:  # an unpinned copy would make the scheduler wait for the stream
+                slots, rows = slots.pin_memory(), rows.pin_memory()
             device = self.table.device
             self.table[slots.to(device, non_blocking=True)] = rows.to(device, non_blocking=True)
             self._updates.clear()
