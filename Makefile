@@ -61,9 +61,8 @@ test: build sanitize ## run every test; the last line is pytest's
 test-gpu: ## the tests that need a GPU, with the Python at hand
 	$(GPU_PYTHON) -m pytest -p no:cacheprovider --noconftest -o pythonpath= -o addopts= tests/gpu
 
-# `make test` runs these too, where a chromium is found; here its absence is a failure.
 test-browser: build ## the live page in Debian's chromium (apt-get install chromium)
-	VATTN_NEED_BROWSER=1 $(BIN)/python -m pytest tests/observe/test_page.py
+	$(BIN)/python -m pytest -o addopts=--import-mode=importlib tests/observe/test_page.py
 
 # Small forms; the figures of docs/benchmarks.md come from the same commands without the limits.
 TRACE ?= ../shared/traces/conversation_trace.jsonl

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser, on real servers under load. `make test-browser` makes a missing browser a failure."""
+"""The page in a real browser, on real servers under load: `make test-browser`."""
 
 from __future__ import annotations
 
-import os
 import time
 import urllib.error
 from collections.abc import Iterator
@@ -12,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.observe.browser import PROGRAM, Browser
+from tests.observe.browser import Browser
 from tests.observe.conftest import KEY, GuardedServer
 from tests.observe.support import Load, held, without_moving
 from tests.support.server import Server
 
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None and os.environ.get("VATTN_NEED_BROWSER") != "1", reason="no chromium: apt-get install chromium"
-)
 SHOWN = "+(document.documentElement?.dataset.shown || 0)"
 FACTS = "Object.fromEntries([...document.querySelectorAll('[data-fact]')].map(b => [b.dataset.fact, +b.dataset.value]))"
 # Where on the screen a page is: its centre in the map.
