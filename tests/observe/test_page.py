@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.error
 from collections.abc import Iterator
