@@ -36,9 +36,13 @@ def pair(llama: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def records(server: Server) -> set[str]:
-    """The kinds of log records: what varies is cut out, and so is what only plugins cause."""
-    whole = (VARYING.sub("#", record).strip() for record in RECORD.split(server.log()))
-    return {record for record in whole if not NOT_COMPARED.search(record)}
+    """The kinds of log records and warnings: what varies is cut out, and so is what only plugins cause.
+
+    By lines, since the processes of a server write to one log: one's warning may stand in the middle of another's
+    record.
+    """
+    lines = (line for line in server.log().splitlines() if RECORD.match(line) or "Warning: " in line)
+    return {VARYING.sub("#", line).strip() for line in lines if not NOT_COMPARED.search(line)}
 
 
 def metric_names(server: Server) -> set[str]:
