@@ -202,6 +202,20 @@ def versions() -> dict[str, str]:
     return {"sglang": sglang.__version__, "torch": torch.__version__, "sglang_vattn": sglang_vattn.__version__}
 
 
+def heading(command: str) -> dict[str, Any]:
+    """What every result file begins with; its rows follow."""
+    head: dict[str, Any] = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
+    return head | {"command": " ".join([command, *sys.argv[1:]]), "rows": []}
+
+
+def write_model(scratch: str) -> Path:
+    """A folder with the model's geometry; its weights are dummies."""
+    model = Path(scratch, "model")
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    return model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="serve_ab.json")
@@ -215,14 +229,10 @@ def main() -> None:
     if args.arm:
         run_arm(args)
         return
-    result: dict[str, Any] = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
-    result["command"] = "python benchmarks/serve_ab.py " + " ".join(sys.argv[1:])
-    result["rows"] = []
+    result = heading("python benchmarks/serve_ab.py")
     out = Path(args.out).resolve()
     with tempfile.TemporaryDirectory() as scratch:
-        model = Path(scratch, "model")
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(LLAMA_3_8B))
+        model = write_model(scratch)
         for name in args.arms:
             part = Path(scratch, f"{name}.json")
             command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--arm", name]

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serve_ab import ARMS, LLAMA_3_8B, TABLE_ARMS, Arm, machine, versions
+from benchmarks.serve_ab import ARMS, TABLE_ARMS, Arm, heading, write_model
 
 DOCUMENTS, DOCUMENT_TOKENS, QUESTION, OUTPUT, AT_ONCE = 8, 8192, 64, 128, 64
 
@@ -87,25 +87,13 @@ def main() -> None:
         Path(args.out).write_text(json.dumps(loop.run_until_complete(drive(arm, args.requests))))
         arm.engine.shutdown()
         return
-    result: dict[str, Any] = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
-    result |= {"command": "python -m benchmarks.steady " + " ".join(sys.argv[1:]), "rows": []}
+    result = heading("python -m benchmarks.steady")
     with tempfile.TemporaryDirectory() as scratch:
-        model = Path(scratch, "model")
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(LLAMA_3_8B))
+        model = write_model(scratch)
         for name in args.arms:
             part = Path(scratch, f"{name}.json")
-            command = [
-                sys.executable,
-                __file__,
-                *sys.argv[1:],
-                "--arm",
-                name,
-                "--model",
-                str(model),
-                "--out",
-                str(part),
-            ]
+            command = [sys.executable, "-m", "benchmarks.steady", *sys.argv[1:], "--arm", name]
+            command += ["--model", str(model), "--out", str(part)]
             done = subprocess.run(command, capture_output=True, text=True)
             if not part.exists():
                 print(f"{name}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")

@@ -41,8 +41,7 @@ class HostRowBackend(TorchNativeAttnBackend):
         sliding_window_size: int | None = None,
         **kw: Any,
     ) -> torch.Tensor:
-        plain = causal and encoder_lens is None and (sliding_window_size is None or sliding_window_size < 0)
-        if not (plain and self.allocator.reading.by_rows):
+        if not (causal and _plain(encoder_lens, sliding_window_size) and self.allocator.reading.by_rows):
             return super()._run_sdpa_forward_extend(
                 query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, extend_prefix_lens,
                 extend_seq_lens, encoder_lens, scaling=scaling, causal=causal,
@@ -72,8 +71,7 @@ class HostRowBackend(TorchNativeAttnBackend):
         **kw: Any,
     ) -> torch.Tensor:
         reading = self.allocator.reading
-        plain = encoder_lens is None and (sliding_window_size is None or sliding_window_size < 0)
-        if not (plain and (reading.by_rows or reading.groups)):
+        if not (_plain(encoder_lens, sliding_window_size) and (reading.by_rows or reading.groups)):
             return super()._run_sdpa_forward_decode(
                 query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, encoder_lens,
                 scaling=scaling, sliding_window_size=sliding_window_size, **kw,
@@ -106,6 +104,11 @@ class HostRowBackend(TorchNativeAttnBackend):
         """
         k_rows, v_rows = self.token_to_kv_pool.rows_of(k_cache)
         return k_rows[row, start:end], v_rows[row, start:end]
+
+
+def _plain(encoder_lens: torch.Tensor | None, sliding_window_size: int | None) -> bool:
+    """Whether the layer is one that rows serve: no encoder, no window."""
+    return encoder_lens is None and (sliding_window_size is None or sliding_window_size < 0)
 
 
 class Partial(NamedTuple):
