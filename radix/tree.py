@@ -43,14 +43,12 @@ class PrefixTree:
 
     # ---------------------------------------------------------------- look up and grow
 
-    def match(
-        self, tokens: TokensLike, namespace: Hashable = None, limit: int | None = None, priority: int = 0
-    ) -> Match:
+    def match(self, tokens: TokensLike, namespace: Hashable = None, limit: int | None = None) -> Match:
         """The longest cached prefix of ``tokens[:limit]``.
 
         Mutates: stamps the path as accessed; splits a node that holds more, so that the match's node ends where the
         match does. Page references follow the split, but no page is allocated and no counter of the store changes.
-        ``priority`` has no effect, as in stock: what waits does not promote what it would hit, only `insert` does.
+        It raises no priority, as in stock: what waits does not promote what it would hit, only `insert` does.
         O(matched tokens + one node). Raises ValueError for a negative limit.
         """
         node, length = self._walk(as_tokens(tokens), namespace, limit, split=True)
