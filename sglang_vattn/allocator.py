@@ -15,8 +15,10 @@ from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 from sglang_vattn import _core
 from sglang_vattn.pool import VattnPool
 from sglang_vattn.reading import Reading
-from sglang_vattn.request_pages import RequestPages
+from sglang_vattn.request_pages import RequestPages, namespace_of
+from sglang_vattn.reservations import Reservations
 from sglang_vattn.rows import RowTable
+from sglang_vattn.scrub import Scrub
 
 if TYPE_CHECKING:
     from sglang_vattn.tree_cache import VattnTreeCache
@@ -45,10 +47,13 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         request_slots: int,
         read_mode: str,
         share_prefixes: bool,
+        scrub: bool = False,
     ) -> None:
         self.pages = _core.Pages(pool.num_pages)
         self.requests: dict[int, RequestPages] = {}
         self.admitted: dict[str, RequestPages] = {}
+        self.scrub = Scrub(pool, enabled=scrub)
+        self.ahead = Reservations(self.pages, pool, self.scrub, self._evict_one)
         self.rows = RowTable(pool, request_slots)
         self.reading = Reading(
             read_mode,
@@ -59,7 +64,6 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         self.hit_tokens = self.pages_aliased = self.tokens_copied = 0
         self.hits: dict[str, tuple[int, int]] = {}  # rid -> (pages aliased, tokens copied), until it is reported
         self.tree_cache: VattnTreeCache | None = None  # set by the tree, which is built later
-        self._reservations_lost = 0
         self._batch: Sequence[Any] | None = None
         self._pages_needed: int | None = None
         super().__init__(size, page_size=pool.page_size, dtype=dtype, device=device, kvcache=pool, need_sort=False)
@@ -176,50 +180,13 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
             return None
         missing = []
         for request, count in zip(requests, counts, strict=True):
-            while count and request.ahead:
-                if not self.pages.take_reserved(request.ahead[0], request.slot):
-                    self._drop_ahead(request)
-                    break
-                request.pages.append(request.ahead.pop(0))
-                count -= 1
-            missing.append(count)
+            missing.append(self.ahead.take(request, count))
         taken = self.pages.take(sum(missing)) or []
         pages = iter(taken)
-        for request, count in zip(requests, missing, strict=True):
-            request.pages += islice(pages, count)
+        for request, count, fresh in zip(requests, counts, missing, strict=True):
+            request.pages += islice(pages, fresh)
+            self.scrub.hand_over(request.pages[len(request.pages) - count :], request.tenant)
         return taken
-
-    def reserve_ahead(self, request: RequestPages, length: int) -> None:
-        """Reserve the pages that kernels touch past ``length`` tokens and that the request will take next.
-
-        They stay free in all counters. Whether a row exists, or is mapped, does not matter here: what is evicted
-        for a reservation must not depend on timing.
-        """
-        request.needed = -(-(length + self._kvcache.read_ahead) // self.page_size)
-        while request.backed < request.needed:
-            page = self.pages.reserve(request.slot)
-            if page == 0 and self.tree_cache is not None and self.tree_cache.evict_pages(1):
-                page = self.pages.reserve(request.slot)
-            if page == 0:  # nothing free, nothing to evict: this request reads by pages
-                return
-            request.ahead.append(page)
-            self._kvcache.zero(page)
-
-    def keep_ahead(self) -> None:
-        """Drop reservations whose page another request has taken, which happens only when nothing else was left."""
-        if self.pages.reservations_lost == self._reservations_lost:
-            return
-        self._reservations_lost = self.pages.reservations_lost
-        for request in self.requests.values():
-            if not all(self.pages.is_reserved(page, request.slot) for page in request.ahead):
-                self._drop_ahead(request)
-
-    def _drop_ahead(self, request: RequestPages) -> None:
-        """Give up the reservations; what the row holds past the request's own pages is no longer right."""
-        for page in request.ahead:
-            self.pages.unreserve(page, request.slot)
-        request.ahead.clear()
-        request.valid = min(request.valid, len(request.pages))
 
     def page_crossings(self, seq_lens_cpu: torch.Tensor) -> list[int]:
         """Indices of the requests whose token ``seq - 1`` is the first of a page."""
@@ -264,6 +231,7 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         self.requests.clear()
         self.admitted.clear()
         self._kvcache.drop_queued()
+        self.scrub.forget()
         self.pages.reset()
         self.rows.retire()
         self.free_group = None
@@ -285,8 +253,11 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
 
     # ------------------------------------------------------------------
 
+    def _evict_one(self) -> int:
+        return self.tree_cache.evict_pages(1) if self.tree_cache is not None else 0
+
     def _let_go(self, request: RequestPages) -> None:
-        self._drop_ahead(request)
+        self.ahead.drop(request)
         self.reading.forget(request)
         self.rows.release(request)
 
@@ -295,7 +266,7 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         slot = req.kv.req_pool_idx
         admitted = self.admitted.pop(req.rid, None)
         if admitted is None:
-            return self.requests.setdefault(slot, RequestPages(slot=slot))
+            return self.requests.setdefault(slot, RequestPages(slot=slot, tenant=namespace_of(req)))
         admitted.slot = slot
         admitted.row_deferred = self.reading.defers_row(admitted)
         assert slot not in self.requests, f"slot {slot} was given to {req.rid} before its last request left"

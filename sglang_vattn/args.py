@@ -59,6 +59,16 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "vattn_scrub": (
+        A[
+            bool,
+            Arg(
+                help="Zero a page of the vattn KV cache when it passes from one tenant (extra key, LoRA id, cache "
+                "salt) to another, before the new one's forward."
+            ),
+        ],
+        False,
+    ),
     "vattn_page": (
         A[
             bool,

@@ -135,6 +135,10 @@ class VattnPool(MHATokenToKVPool):
         if self.device != "cpu" and first_token < self.page_size:
             self._zeroes.append((page, first_token))
 
+    def scrub(self, page: int) -> None:
+        """Queue the zeroing of a whole page, on the host too: it changes tenant (``--vattn-scrub``)."""
+        self._zeroes.append((page, 0))
+
     def flush(self) -> None:
         """Issue the queued zeroing and copies on the current stream; each is one contiguous device operation."""
         size = self.page_size

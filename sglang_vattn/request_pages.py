@@ -3,9 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 RELEASED = 0  # in place of a page that was given back; page 0 is the padding page, which no request owns
+
+
+def namespace_of(req: Any) -> Hashable:
+    """What separates tenants: (extra key, LoRA id, cache salt) as the request gave them.
+
+    SGLang's own key carries the extra key and the LoRA id concatenated, so crafted ids could meet there.
+    """
+    lora_id = req.lora_id or ""
+    extra_key = req.extra_key or ""
+    if lora_id:  # Req.__init__ appended it
+        extra_key = extra_key.removesuffix(lora_id)
+    return (extra_key, lora_id, req.cache_salt or "")
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +46,7 @@ class RequestPages:
     mapped: int = 0  # leading pages whose mapping into the row was asked for
     valid: int = 0  # of those, the ones that are still pages + ahead
     slot: int = 0  # SGLang's req_pool_idx
+    tenant: Hashable = None  # as namespace_of() has it
     row_deferred: bool = False  # no row unless it decodes outside a group
 
     @property

@@ -43,7 +43,7 @@ def alloc_for_decode(original: Callable[..., Any], batch: Any, *a: Any, **kw: An
 
 def _grow(allocator: VattnAllocator, req: Any, length: int) -> None:
     request = allocator.requests[req.kv.req_pool_idx]
-    allocator.reserve_ahead(request, length)
+    allocator.ahead.reserve(request, length)
     if not request.row_deferred:
         allocator.rows.grow(request)
 
@@ -60,7 +60,7 @@ def before_forward(self: Any, batch: Any, *a: Any, **kw: Any) -> None:
     if POISON:
         allocator.get_kvcache().poison(allocator.pages.free_list()[: allocator.pages.free - allocator.pages.reserved])
     allocator.get_kvcache().flush()
-    allocator.keep_ahead()
+    allocator.ahead.keep(allocator.requests.values())
     slots = batch.req_pool_indices_cpu
     found = [] if slots is None else [allocator.requests.get(slot) for slot in slots.tolist()]
     # A request that is gone (its last forward overlaps its release) has no row left: the batch reads by pages.

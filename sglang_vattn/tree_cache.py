@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -23,21 +22,9 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.pool import VattnPool
 from sglang_vattn.radix import Node, PrefixTree
-from sglang_vattn.request_pages import RequestPages
+from sglang_vattn.request_pages import RequestPages, namespace_of
 
 HIGHEST_PRIORITY = 2**63 - 1
-
-
-def namespace_of(req: Any) -> Hashable:
-    """What separates tenants: (extra key, LoRA id, cache salt) as the request gave them.
-
-    SGLang's own key carries the extra key and the LoRA id concatenated, so crafted ids could meet there.
-    """
-    lora_id = req.lora_id or ""
-    extra_key = req.extra_key or ""
-    if lora_id:  # Req.__init__ appended it
-        extra_key = extra_key.removesuffix(lora_id)
-    return (extra_key, lora_id, req.cache_salt or "")
 
 
 class VattnTreeCache(BasePrefixCache):
@@ -96,9 +83,10 @@ class VattnTreeCache(BasePrefixCache):
         size, length, allocator = self.page_size, req.prefix_len, self.allocator
         path = self.tree.path_pages(req.last_node, length)
         shared, rest = divmod(length, size)
-        request = RequestPages(path[:shared], shared, copied_tokens=rest)
+        request = RequestPages(path[:shared], shared, copied_tokens=rest, tenant=namespace_of(req))
         if rest:
             own = self._take_page()
+            allocator.scrub.hand_over([own], request.tenant)
             self.pool.copy_partial(path[shared], own, rest)
             request.pages.append(own)
         allocator.admit(req.rid, request, length)

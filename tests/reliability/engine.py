@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from sglang_vattn import _core, pool, running
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.tree_cache import VattnTreeCache
-from tests.reliability.model import Job, Model
+from tests.reliability.model import Job, Model, Namespace
 from tests.reliability.stand_ins import CONTEXT, Batch, Run, Shape, settings
 
 __all__ = ["CONTEXT", "Engine", "Run", "Shape", "settings"]
@@ -60,7 +60,9 @@ class Engine:
             request_slots=shape.slots + 1,
             read_mode=shape.read,
             share_prefixes=share,
+            scrub=shape.scrub,
         )
+        self.written_by: dict[int, Namespace] = {}  # whose token each hash in the pages is
         self.reading = self.allocator.reading
         self.reading.share_possible = True
         self.reading.least_saved_pages = self.reading.least_saved_pages_of_a_group = 1
@@ -235,7 +237,11 @@ class Engine:
         if self.settled:
             self.settle()
         running.before_forward(None, batch)
+        if self.shape.scrub:
+            for run in runs:
+                self.check_scrubbed(run)
         for run, (start, end) in zip(runs, spans, strict=True):
+            self.written_by.update(dict.fromkeys(run.hashes[start:end], run.job.namespace))
             slots = self.slots.req_to_token[run.req.kv.req_pool_idx, start:end].numpy()
             self.home[0][slots] = run.hashes[start:end]
             self.home[1][slots] = ~np.array(run.hashes[start:end])
@@ -252,6 +258,16 @@ class Engine:
             self.tried["groups"] += 1
             for member in group.members:
                 self._check_row(group.node.row, runs[member].hashes[: group.node.end * self.size], self.pool.read_ahead)
+
+    def check_scrubbed(self, run: Run) -> None:
+        """Before the forward writes: nothing in the request's pages, to their ends, is another tenant's."""
+        record = self.allocator.requests[run.req.kv.req_pool_idx]
+        for page in record.pages + record.ahead:
+            for values in (self.home[0], ~self.home[1]):
+                held = values[page * self.size : (page + 1) * self.size]
+                held = held[(held != 0) & (held != -1)]  # not written, not written and negated
+                others = {self.written_by[value] for value in held.tolist()} - {run.job.namespace}
+                assert not others, f"page {page} of {run.job.namespace} still holds tokens of {others}"
 
     def _check_row(self, row: int, hashes: list[int], read_ahead: int) -> None:
         """What a kernel reads of a row is right, and what it touches past that is mapped."""

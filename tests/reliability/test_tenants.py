@@ -7,6 +7,8 @@ import itertools
 import json
 import random
 
+import pytest
+
 from tests.reliability.engine import Engine, Run, Shape, settings
 from tests.reliability.invariants import check_end
 from tests.reliability.model import Job, Namespace, seed
@@ -44,6 +46,39 @@ def test_crafted_ids_never_share_a_page() -> None:
             assert set(held.pages[: held.shared]) <= pages[tenant]
             engine.release(again, checkpoint=True)
         check_end(engine)
+        engine.close()
+
+
+@pytest.mark.parametrize("scrub", [True, False])
+def test_a_page_that_changes_tenant_is_zeroed_first(scrub: bool) -> None:
+    """`--vattn-scrub`; the engine looks into the pages after what is queued for a forward and before it writes."""
+    rng = random.Random(17)
+    with settings():
+        engine = Engine(Shape(pages=20, read_ahead=5, scrub=scrub))
+        found = 0
+        for step in range(60):
+            tenant = CRAFTED[rng.randrange(4)]
+            began = engine.admit([Job(tuple(rng.choices(range(3), k=rng.randrange(1, 30))), 2, tenant)], 100)
+            for run in began:
+                engine.checkpoint(run)
+            engine.decode([step % 3])
+            for run in engine.running[:]:
+                if not scrub:
+                    try:
+                        engine.check_scrubbed(run)
+                    except AssertionError:
+                        found += 1
+                if rng.randrange(3) == 0:
+                    engine.release(run, checkpoint=step % 2 == 0)
+            if step % 20 == 19:  # what is queued for pages that nobody has any more is dropped with them
+                for run in engine.running[:]:
+                    engine.release(run, checkpoint=False)
+                engine.flush()
+        for run in engine.running[:]:
+            engine.release(run, checkpoint=False)
+        check_end(engine)
+        assert (engine.allocator.scrub.pages_scrubbed > 20) == scrub
+        assert (found > 0) != scrub, "without the flag old bytes must be seen, or this test sees nothing"
         engine.close()
 
 
