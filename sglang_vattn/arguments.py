@@ -10,7 +10,7 @@ from sglang_vattn import args, refusals
 from sglang_vattn.geometry import PageGeometry, page_geometry
 from sglang_vattn.pool import granule_bytes
 
-KV_ITEMSIZE = {"float32": 4, "float": 4, "fp32": 4}  # every other supported --kv-cache-dtype has 2 bytes
+KV_ITEMSIZE = {"fp8_e4m3": 1, "fp8_e5m2": 1}  # every other supported --kv-cache-dtype but "auto" has 2 bytes
 
 
 def resolve_page_size(server_args: Any, previous: Callable[[Any], None]) -> None:

@@ -15,9 +15,13 @@ from sglang_vattn.geometry import CUDA_GRANULE, HOST_GRANULE, PageGeometry, page
 
 logger = logging.getLogger(__name__)
 
-# FA3 loads whole tiles of up to 224 keys (176 in bf16 decode, head dim 128), so it may touch that many tokens
-# past the last key of a row. The host reads no further than the last key, but the page that the next step needs
-# is mapped before that step there, too.
+# FA3 loads whole tiles of keys, so it may touch up to a tile past the last key of a row. Its largest tiles, by the
+# head dimension up to which they are used (sgl-flash-attn, hopper/tile_size.h, tile_size_fwd_sm90):
+#     64: 192    96: 144    128: 176    192: 128    256:  80       2 bytes a number
+#     64: 160    96: 128    128: 224    192: 160    256: 128       fp8
+# One bound for all of them: with pages of 128 tokens, a smaller one would rarely save a page. FA4 takes 144 at most,
+# the other kernels read no key that is not theirs (docs/kernels.md). The host neither, but the page that the next
+# step needs is mapped before that step there, too.
 READ_AHEAD_TOKENS = {"cuda": 224, "cpu": 1}
 ROWS_PER_REQUEST = 4  # rows are addresses only; spare ones mean that a released row can wait before it is unmapped
 ROW_ADDRESS_BYTES = (
@@ -49,6 +53,7 @@ class VattnPool(MHATokenToKVPool):
     ``k_buffer[layer]`` and ``v_buffer[layer]`` are views over the home arena, shape (slots, heads, dim), with the
     token stride between slots; every kernel of SGLang that goes by slot numbers works on them.
     ``k_rows[layer]`` and ``v_rows[layer]`` are views over the rows, shape (rows, row_tokens, heads, dim).
+    The former have SGLang's ``store_dtype`` (uint8 for fp8), the latter ``dtype``, as kernels want them.
     """
 
     row_plan: ClassVar[RowPlan]  # set by the hook around SGLang's pool builder, read once by the constructor
@@ -86,8 +91,10 @@ class VattnPool(MHATokenToKVPool):
         rows = torch.from_dlpack(self.space.rows())
         slots = (self.num_pages + 1) * self.page_size  # the padding page and the usable ones, not the guard page
         self.home_tokens = home.view(-1, self.geometry.token_bytes)  # (slots, token bytes), whole tokens
-        self.k_buffer, self.v_buffer = self._layer_views(home, (slots,), (1,))
-        self.k_rows, self.v_rows = self._layer_views(rows, (self.space.num_rows, self.row_tokens), (self.row_tokens, 1))
+        self.k_buffer, self.v_buffer = self._layer_views(home, self.store_dtype, (slots,), (1,))
+        self.k_rows, self.v_rows = self._layer_views(
+            rows, self.dtype, (self.space.num_rows, self.row_tokens), (self.row_tokens, 1)
+        )
         self._kv_buffer_descs: list[Any] = []
         self._init_data_ptrs_and_strides()
         self._layer_at = {buffer.data_ptr(): layer for layer, buffer in enumerate(self.k_buffer)}
@@ -96,11 +103,11 @@ class VattnPool(MHATokenToKVPool):
         logger.info("vattn pool: %s", self.describe())
 
     def _layer_views(
-        self, flat: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
+        self, flat: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """K and V of each layer over ``flat`` (bytes): ``shape + (heads, dim)``, ``strides`` counted in tokens."""
-        typed = flat.view(self.store_dtype)
-        token = self.geometry.token_bytes // self.store_dtype.itemsize
+        typed = flat.view(dtype)
+        token = self.geometry.token_bytes // dtype.itemsize
         k_elements, v_elements = self.head_num * self.head_dim, self.head_num * self.v_head_dim
         leading = tuple(stride * token for stride in strides)
 

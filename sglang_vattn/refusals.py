@@ -47,7 +47,7 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "dcp_size": (1,),
     "attn_cp_size": (1,),
     "radix_eviction_policy": ("lru", "lfu", "slru", "priority"),
-    "kv_cache_dtype": ("auto", "bfloat16", "bf16", "float16", "fp16", "half", "float32", "fp32", "float"),
+    "kv_cache_dtype": ("auto", "bfloat16", "bf16", "fp8_e4m3", "fp8_e5m2"),
 }
 UNSUPPORTED_ENVIRONMENT = (
     "SGLANG_USE_HND_KVCACHE",

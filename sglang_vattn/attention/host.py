@@ -51,7 +51,7 @@ class HostRowBackend(TorchNativeAttnBackend):
         for slot, length, new in zip(
             req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True
         ):
-            k, v = self._row(k_cache, self.allocator.requests[slot].row, 0, length)
+            k, v = self._row(query, k_cache, self.allocator.requests[slot].row, 0, length)
             output[start : start + new] = attend(query[start : start + new], k, v, scaling)
             start += new
         return output
@@ -79,16 +79,16 @@ class HostRowBackend(TorchNativeAttnBackend):
         shared: dict[int, tuple[int, Partial]] = {}  # index in the batch -> (tokens, its attention to them)
         for group in reading.groups:
             tokens = group.node.end * self.allocator.page_size
-            k, v = self._row(k_cache, group.node.row, 0, tokens)
+            k, v = self._row(query, k_cache, group.node.row, 0, tokens)
             together = attend_partial(query[group.members], k, v, scaling)
             shared |= {i: (tokens, Partial(*part)) for i, *part in zip(group.members, *together, strict=True)}
         for i, (slot, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
             start, prefix = shared.get(i, (0, None))
             if reading.by_rows:
-                k, v = self._row(k_cache, self.allocator.requests[slot].row, start, length)
+                k, v = self._row(query, k_cache, self.allocator.requests[slot].row, start, length)
             else:
                 slots = req_to_token[slot, start:length]
-                k, v = k_cache[slots], v_cache[slots]
+                k, v = k_cache[slots].to(query.dtype), v_cache[slots].to(query.dtype)
             if prefix is None:
                 output[i : i + 1] = attend(query[i : i + 1], k, v, scaling)
             else:
@@ -97,13 +97,15 @@ class HostRowBackend(TorchNativeAttnBackend):
                 )
         return output
 
-    def _row(self, k_cache: torch.Tensor, row: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of tokens [start, end) in a row, (tokens, heads, dim), as views.
+    def _row(
+        self, query: torch.Tensor, k_cache: torch.Tensor, row: int, start: int, end: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of tokens [start, end) in a row, (tokens, heads, dim): views, unless they are fp8.
 
         SGLang's interface names the layer by its cache tensors.
         """
         k_rows, v_rows = self.token_to_kv_pool.rows_of(k_cache)
-        return k_rows[row, start:end], v_rows[row, start:end]
+        return k_rows[row, start:end].to(query.dtype), v_rows[row, start:end].to(query.dtype)
 
 
 def _plain(encoder_lens: torch.Tensor | None, sliding_window_size: int | None) -> bool:

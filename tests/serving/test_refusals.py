@@ -20,7 +20,8 @@ REFUSED = [
     "--attention-backend triton",
     "--radix-cache-backend unified",
     "--radix-eviction-policy tlru",
-    "--kv-cache-dtype fp8_e4m3",
+    "--kv-cache-dtype mxfp8",
+    "--kv-cache-dtype nvfp4",
     "--speculative-algorithm NGRAM",
     "--disaggregation-mode prefill",
     "--disaggregation-mode decode",
@@ -63,6 +64,7 @@ ACCEPTED = [
     "--radix-eviction-policy lfu",
     "--radix-eviction-policy slru",
     "--disable-radix-cache",
+    "--kv-cache-dtype fp8_e4m3",
     "--vattn-read rows",
     "--vattn-read pages",
 ]
