@@ -20,7 +20,8 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_vattn import _core
 from sglang_vattn.allocator import VattnAllocator
-from sglang_vattn.pool import READ_AHEAD_TOKENS, VattnPool
+from sglang_vattn.geometry import READ_AHEAD_TOKENS
+from sglang_vattn.pool import VattnPool
 from sglang_vattn.running import _grow
 from sglang_vattn.tree_cache import VattnTreeCache
 

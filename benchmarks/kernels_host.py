@@ -19,7 +19,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 from benchmarks.common import Row, alternately, median, quartile_spread
 from sglang_vattn import _core
-from sglang_vattn.attention.host import attend
+from sglang_vattn.attention.kernels.sdpa import attend
 from sglang_vattn.geometry import page_geometry
 
 LAYERS = 4

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from sglang_vattn import _core
-from sglang_vattn.geometry import CUDA_GRANULE, page_geometry
-from sglang_vattn.pool import READ_AHEAD_TOKENS
+from sglang_vattn.geometry import CUDA_GRANULE, READ_AHEAD_TOKENS, page_geometry
 
 HEADS, KV_HEADS, DIM, LAYERS, PAGE = 32, 8, 128, 8, 128
 WAIT_S = 60.0

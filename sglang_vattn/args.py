@@ -42,6 +42,16 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
         ],
         "auto",
     ),
+    "vattn_kernel": (
+        A[
+            str,
+            Arg(
+                help="The attention kernel that reads vattn rows: auto (the attention backend's own), fa3, fa2, fa4, "
+                "flashinfer, sdpa, torch, or module:Class. What is not in rows is still the attention backend's.",
+            ),
+        ],
+        "auto",
+    ),
     "vattn_shared_decode": (
         A[
             str,

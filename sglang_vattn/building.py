@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_vattn import args
+from sglang_vattn import args, attention
 from sglang_vattn.allocator import VattnAllocator
-from sglang_vattn.attention import wrap_backend
 from sglang_vattn.attention.variants import SHARED, RowGraphVariants
 from sglang_vattn.pool import RowPlan, VattnPool
 from sglang_vattn.reading import LEAST_BATCH
@@ -68,9 +67,7 @@ def graph_variants(original: Callable[..., Any], hf_config: Any) -> Any:
 
     SGLang asks for it once, for its target model's decode graphs, after it has built the attention backend.
     """
-    from sglang_vattn.attention.fa3 import Fa3RowBackend
-
-    backend = Fa3RowBackend.current
+    backend = attention.with_variants
     return original(hf_config) if backend is None else RowGraphVariants(backend.allocator.reading)
 
 
@@ -104,7 +101,7 @@ def register_factories() -> list[str]:
         register_radix_cache_backend("vattn", build_tree)
         register_resolution_hook("handle_mxfp8_kv_cache_compatibility")(resolve_page_size)
         for name, stock in list(attention_registry.ATTENTION_BACKENDS.items()):
-            attention_registry.ATTENTION_BACKENDS[name] = wrap_backend(name, stock)
+            attention_registry.ATTENTION_BACKENDS[name] = attention.wrap_backend(name, stock)
     elif factory is not build_tree:
         return ["radix cache backend 'vattn' (another plugin registered that name)"]
     return []

@@ -14,6 +14,14 @@ PREFERRED_TOKENS = 128  # FA3's tile: then the paged kernel runs its fast form o
 LARGEST_TOKENS = 2048  # beyond this, a page would hold too much that one request leaves unused
 HOST_GRANULE = 4096
 CUDA_GRANULE = 2 << 20
+# FA3 loads whole tiles of keys, so it may touch up to a tile past the last key of a row. Its largest tiles, by the
+# head dimension up to which they are used (sgl-flash-attn, hopper/tile_size.h, tile_size_fwd_sm90):
+#     64: 192    96: 144    128: 176    192: 128    256:  80       2 bytes a number
+#     64: 160    96: 128    128: 224    192: 160    256: 128       fp8
+# One bound for all of them: with pages of 128 tokens, a smaller one would rarely save a page. FA4 takes 144 at most,
+# the other kernels read no key that is not theirs (docs/kernels.md). The host neither, but the page that the next
+# step needs is mapped before that step there, too.
+READ_AHEAD_TOKENS = {"cuda": 224, "cpu": 1}
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,10 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from sglang_vattn import _core
-from sglang_vattn.geometry import CUDA_GRANULE, HOST_GRANULE, PageGeometry, page_geometry
+from sglang_vattn.geometry import CUDA_GRANULE, HOST_GRANULE, READ_AHEAD_TOKENS, PageGeometry, page_geometry
 
 logger = logging.getLogger(__name__)
 
-# FA3 loads whole tiles of keys, so it may touch up to a tile past the last key of a row. Its largest tiles, by the
-# head dimension up to which they are used (sgl-flash-attn, hopper/tile_size.h, tile_size_fwd_sm90):
-#     64: 192    96: 144    128: 176    192: 128    256:  80       2 bytes a number
-#     64: 160    96: 128    128: 224    192: 160    256: 128       fp8
-# One bound for all of them: with pages of 128 tokens, a smaller one would rarely save a page. FA4 takes 144 at most,
-# the other kernels read no key that is not theirs (docs/kernels.md). The host neither, but the page that the next
-# step needs is mapped before that step there, too.
-READ_AHEAD_TOKENS = {"cuda": 224, "cpu": 1}
 ROWS_PER_REQUEST = 4  # rows are addresses only; spare ones mean that a released row can wait before it is unmapped
 ROW_ADDRESS_BYTES = (
     32 << 40

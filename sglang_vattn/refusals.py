@@ -7,6 +7,8 @@ import multiprocessing
 import os
 from typing import Any, NoReturn
 
+import torch
+
 # Fields whose mere use is refused. The flag's name is the field's with dashes, unless told otherwise.
 UNSUPPORTED_FIELDS = (
     "speculative_algorithm",
@@ -49,6 +51,7 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "radix_eviction_policy": ("lru", "lfu", "slru", "priority"),
     "kv_cache_dtype": ("auto", "bfloat16", "bf16", "fp8_e4m3", "fp8_e5m2"),
 }
+FP8_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 UNSUPPORTED_ENVIRONMENT = (
     "SGLANG_USE_HND_KVCACHE",
     "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
@@ -123,6 +126,14 @@ def check_resolved(view: Any, *, page_size: int) -> None:
             raise Refused(
                 f"--kv-backend vattn does not support {_flag(field)} {value} on {device}: use one of {allowed}"
             )
+    if view.vattn_kernel != "auto":
+        from sglang_vattn.attention.kernels import refusal
+
+        decode = getattr(view.cuda_graph_config, "decode", None)
+        graphs = device == "cuda" and getattr(decode, "backend", "disabled") != "disabled"
+        kv_dtype = FP8_DTYPES.get(view.kv_cache_dtype)
+        if reason := refusal(view.vattn_kernel, device=device, kv_dtype=kv_dtype, graphs=graphs):
+            raise Refused(reason)
     if view.page_size != page_size:
         raise Refused(f"--kv-backend vattn needs --page-size {page_size}, another option made it {view.page_size}")
     if view.radix_cache_backend != "vattn":

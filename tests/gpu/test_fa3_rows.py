@@ -12,8 +12,7 @@ import torch
 from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
 
 from sglang_vattn import _core
-from sglang_vattn.geometry import page_geometry
-from sglang_vattn.pool import READ_AHEAD_TOKENS
+from sglang_vattn.geometry import READ_AHEAD_TOKENS, page_geometry
 
 HEADS, KV_HEADS, DIM, LAYERS, PAGE = 32, 8, 128, 4, 128
 

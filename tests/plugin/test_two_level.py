@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_vattn.attention.groups import GroupBuffers
-from sglang_vattn.attention.host import Partial, attend, attend_partial, merge
+from sglang_vattn.attention.kernels.sdpa import Partial, attend, attend_partial, merge
 from sglang_vattn.reading import group_room
 from sglang_vattn.request_pages import RequestPages
 from sglang_vattn.sharing import Group, PathNode, SharedPaths

@@ -56,6 +56,11 @@ REFUSED = [
     "--dcp-size 2",
     "--attn-cp-size 2",
     "--vattn-rows 1",
+    "--vattn-kernel fa3",
+    "--vattn-kernel fa2",
+    "--vattn-kernel fa4",
+    "--vattn-kernel flashinfer",
+    "--vattn-kernel torch",
 ]
 ACCEPTED = [
     "--page-size 2",
@@ -67,6 +72,7 @@ ACCEPTED = [
     "--kv-cache-dtype fp8_e4m3",
     "--vattn-read rows",
     "--vattn-read pages",
+    "--vattn-kernel sdpa",
 ]
 #: Of the refused, some that stock SGLang accepts on this machine.
 OURS_ALONE = ["--page-size 1", "--enable-mixed-chunk", "--enable-session-radix-cache", "--strip-thinking-cache"]

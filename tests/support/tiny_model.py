@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny random model and a byte-level tokenizer, written to a folder without any download.
+"""Tiny random models and a byte-level tokenizer, written to a folder without any download.
 
 Four layers, two KV heads of 32 dimensions: 2 KiB of KV a token in float32, so a host page
 of 4 KiB holds two tokens. The weights are seeded and spread wide (`initializer_range`), so
 greedy output varies with the whole prompt: one wrong byte of KV changes the tokens.
+
+`FAMILIES` says how each family departs from that.
 """
 
 from __future__ import annotations
@@ -15,9 +17,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
-
-Family = Literal["llama", "qwen2"]
+from typing import Any, NamedTuple
 
 SEED = 0
 VOCABULARY = 320  # 256 bytes, four specials, and a few ids that no text has
@@ -42,13 +42,45 @@ def _tokenizer() -> Any:
     )
 
 
-def write_tiny_model(folder: Path, family: Family = "llama") -> None:
+class Family(NamedTuple):
+    """A family's name in transformers (`<name>Config`, `<name>ForCausalLM`), and what is not as in the tiny Llama."""
+
+    name: str
+    shape: dict[str, Any]
+
+
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+FAMILIES = {
+    "llama": Family("Llama", {"head_dim": 32}),
+    "qwen2": Family("Qwen2", {}),  # biases on Q, K and V
+    "qwen3": Family("Qwen3", {"head_dim": 64}),  # Q and K normed, heads wider than hidden_size / heads
+    "mistral": Family("Mistral", {"head_dim": 32, "sliding_window": None}),
+    "gemma": Family("Gemma", {"head_dim": 256, "num_key_value_heads": 1, "hidden_act": "gelu_pytorch_tanh"}),
+    "mixtral": Family("Mixtral", {"head_dim": 32, "sliding_window": None, **_EXPERTS}),
+    "qwen3_moe": Family(
+        "Qwen3Moe",
+        {
+            "head_dim": 64,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+        },
+    ),
+    "gemma2": Family("Gemma2", {"head_dim": 64, "sliding_window": 64}),  # every other layer sees a window
+}
+LORA_NAMES = ("lora-a", "lora-b")  # adapters in the tiny Llama's folder
+LORA_RANK = 4
+
+
+def write_tiny_model(folder: Path, family: str = "llama") -> None:
     """Write weights, configuration and tokenizer of a `family` model into `folder`."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+    import transformers
 
     torch.manual_seed(SEED)
     tokenizer = _tokenizer()
+    name, own = FAMILIES[family]
     shape: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 128,
@@ -63,13 +95,44 @@ def write_tiny_model(folder: Path, family: Family = "llama") -> None:
         "initializer_range": 0.2,
         "dtype": "float32",
     }
-    model: Any
-    if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(head_dim=32, **shape))
-    else:
-        model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    config = getattr(transformers, f"{name}Config")(**shape | own)
+    model: Any = getattr(transformers, f"{name}ForCausalLM")(config)
     model.to(torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def write_lora(folder: Path, base: Path, seed: int) -> None:
+    """Write an adapter of the model in `base`, on Q, K, V and the output projection, in the layout of PEFT."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((base / "config.json").read_text())
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    widths = {
+        "q_proj": (hidden, config["num_attention_heads"] * dim),
+        "o_proj": (config["num_attention_heads"] * dim, hidden),
+    }
+    widths |= dict.fromkeys(("k_proj", "v_proj"), (hidden, config["num_key_value_heads"] * dim))
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for module, (fan_in, fan_out) in widths.items():
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(LORA_RANK, fan_in, generator=generator) * 0.2
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(fan_out, LORA_RANK, generator=generator) * 0.2
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    adapter = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": LORA_RANK,
+        "lora_alpha": 2 * LORA_RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(widths),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
 
 
 def end_of_text(folder: Path) -> int:
@@ -77,7 +140,7 @@ def end_of_text(folder: Path) -> int:
     return int(json.loads((folder / "config.json").read_text())["eos_token_id"])
 
 
-def tiny_model(cache: Path, family: Family = "llama") -> Path:
+def tiny_model(cache: Path, family: str = "llama") -> Path:
     """The folder of a `family` model under `cache`, written in a sub-process if absent.
 
     The sub-process keeps torch (0.5 GB) out of the caller, which only talks HTTP.
@@ -100,5 +163,4 @@ def tiny_model(cache: Path, family: Family = "llama") -> Path:
 
 
 if __name__ == "__main__":
-    chosen: Family = "qwen2" if sys.argv[2] == "qwen2" else "llama"
-    write_tiny_model(Path(sys.argv[1]), chosen)
+    write_tiny_model(Path(sys.argv[1]), sys.argv[2])
