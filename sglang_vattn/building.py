@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_vattn import args, attention
+from sglang_vattn import _core, args, attention, ranks
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.attention.variants import SHARED, RowGraphVariants
 from sglang_vattn.pool import RowPlan, VattnPool
@@ -30,7 +30,10 @@ def build_pool(original: Callable[..., Any], self: Any, **kw: Any) -> Any:
         return original(self, **kw)
     requests, tokens = kw["req_to_token_pool"].req_to_token.shape
     VattnPool.row_plan = RowPlan(requests, tokens, config().vattn_rows)
-    pool = original(self, **kw)
+    try:
+        pool = original(self, **kw)
+    except _core.DriverError as error:  # SGLang then ends all ranks; this says whose fault it was
+        raise _core.DriverError(f"{ranks.name_of_this_rank()}{error}") from error
     if type(pool) is not VattnPool:
         raise ValueError(
             f"--kv-backend vattn does not support this model, whose KV pool is a {type(pool).__name__}: "
@@ -50,7 +53,7 @@ def build_allocator(original: Callable[..., Any], self: Any, **kw: Any) -> Any:
     pool = kw["token_to_kv_pool"]
     if not isinstance(pool, VattnPool) or kw["token_to_kv_pool_allocator"] is not None:
         return original(self, **kw)
-    return VattnAllocator(
+    allocator = VattnAllocator(
         kw["sizes"].max_total_num_tokens,
         dtype=self.kv_cache_dtype,
         device=self.device,
@@ -60,6 +63,8 @@ def build_allocator(original: Callable[..., Any], self: Any, **kw: Any) -> Any:
         share_prefixes=config().vattn_shared_decode != "off",
         scrub=config().vattn_scrub,
     )
+    allocator.reading.ranks = ranks.tensor_parallel(allocator)
+    return allocator
 
 
 def graph_variants(original: Callable[..., Any], hf_config: Any) -> Any:

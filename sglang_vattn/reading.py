@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from sglang_vattn.attention.variants import PAGED, ROWS, SHARED
+from sglang_vattn.ranks import Ranks
 from sglang_vattn.request_pages import RequestPages
 from sglang_vattn.rows import RowTable
 from sglang_vattn.sharing import Group, SharedPaths
@@ -30,7 +31,7 @@ class Reading:
     """The decision for each batch, made on the scheduler's thread and read by the attention backend.
 
     All ways give the same result: contiguity is a cache, so this decision may depend on timing while nothing told
-    to the scheduler does.
+    to the scheduler does. Ranks of one model vote on it (see :mod:`sglang_vattn.ranks`).
 
     Attributes
     ----------
@@ -48,6 +49,7 @@ class Reading:
         self.rows_possible = True  # whether the attention backend has a form for rows
         self.share_possible = False  # ... and for groups; the backend says so
         self.share = share
+        self.ranks: Ranks | None = None  # of tensor parallelism; None for one
         self.paths = SharedPaths()
         self.least_saved_pages = max(1, LEAST_SAVED_BYTES // page_bytes_per_layer)
         self.least_saved_pages_of_a_group = max(1, LEAST_SAVED_BYTES_OF_A_GROUP // page_bytes_per_layer)
@@ -65,14 +67,22 @@ class Reading:
         sharing = decode and self.share and self.share_possible and len(requests) >= LEAST_BATCH
         if not sharing:
             self._candidates, self._seen = [], ([], -1)
-        groups = self._plan_groups(requests) if sharing else []
-        if groups != self.groups:
-            self.groups = groups
-            self.groups_version += 1
+        candidates = self._find_groups(requests) if sharing else []
+        ready = [self.rows.prefix_ready(group.node) for group in candidates]
         if decode:
             self._map_deferred(requests)
         readable = bool(requests) and self.rows_possible and self.mode != "pages"
-        self.by_rows = readable and self._rows_ready(requests)
+        by_rows = readable and self._rows_ready(requests)
+        if self.ranks is not None and (readable or candidates):
+            # Where all groups are ready the variant is `shared`, whatever the rows.
+            *ready, by_rows = self.ranks.all_ready(
+                [*ready, by_rows], self._question(requests, decode), settled_by=len(ready) or 1
+            )
+        self.by_rows = by_rows
+        groups = [group for group, is_ready in zip(candidates, ready, strict=True) if is_ready]
+        if groups != self.groups:
+            self.groups = groups
+            self.groups_version += 1
         self._count()
 
     @property
@@ -102,7 +112,7 @@ class Reading:
         while self.paths.vanished:
             self.rows.release_row(self.paths.vanished.pop())
 
-    def _plan_groups(self, requests: list[RequestPages]) -> list[Group]:
+    def _find_groups(self, requests: list[RequestPages]) -> list[Group]:
         for request in requests:
             if request not in self.paths:
                 self.paths.join(request, len(request.pages) - 1)  # all but the last page are full
@@ -114,7 +124,12 @@ class Reading:
             found = sorted(found, key=lambda group: -group.saved_pages)[: group_room(len(requests))]
             worth = sum(group.saved_pages for group in found) >= self.least_saved_pages
             self._candidates = found if worth else []
-        return [group for group in self._candidates if self.rows.prefix_ready(group.node)]
+        return self._candidates
+
+    def _question(self, requests: list[RequestPages], decode: bool) -> list[object]:
+        """Changes, as do the pool's counters, when a row or a prefix that was ready may not be any more."""
+        needed = sum(request.needed for request in requests)
+        return [requests, decode, needed, self.paths.version]
 
     def _rows_ready(self, requests: list[RequestPages]) -> bool:
         if all(self.rows.ready(request) for request in requests):

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor parallelism in SGLang's own process layout: two ranks on the host, one of which maps late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.support import (
+    CORES,
+    TWO_RANKS,
+    assert_equal_decisions,
+    mixed,
+    stock_two_ranks,
+    traces,
+    two_ranks,
+)
+from tests.support.checks import unharmed
+from tests.support.server import STRICT, Server, ServerError
+
+REQUESTS = 1000
+COMPARED = 100  # answers, with stock's
+LATE = {"VATTN_TEST_MAP_DELAY_S": "0.03"}
+SHARE_ALWAYS = {"VATTN_SHARED_DECODE_BYTES": "1"}
+
+
+def test_equal_decisions_whatever_the_maps_take(llama: Path, tmp_path: Path) -> None:
+    """1,000 requests through 160 pages: hits, evictions, retractions, groups; compared at every forward."""
+    jobs = mixed(REQUESTS)
+    with stock_two_ranks(llama, tmp_path / "stock") as stock:
+        right = [answer.output for answer in stock.many(jobs[:COMPARED], at_once=16)]
+    flags = [TWO_RANKS, "--page-size=16", "--max-total-tokens=2560", "--max-running-requests=16"]
+    with two_ranks(llama, tmp_path, flags, [{}, LATE], **SHARE_ALWAYS) as server, unharmed(server):
+        answers = server.many(jobs, at_once=20)
+    assert [answer.finish for answer in answers] == ["length"] * REQUESTS
+    assert [answer.output for answer in answers[:COMPARED]] == right
+
+    ranks = traces(tmp_path)
+    assert len(ranks) == 2
+    steps = assert_equal_decisions(ranks)
+    timing = [[step["timing"]["ready_here"] for step in rank] for rank in ranks]
+    apart = sum(a != b for a, b in zip(*timing, strict=False))
+    variants = [step["decided"]["variant"] for step in ranks[0]]
+    evicted = ranks[0][-1]["decided"]["evicted"]
+    print(f"\n{steps} forwards, {apart} with other rows mapped on the other rank; {evicted} pages evicted")
+    assert steps > REQUESTS and apart > steps / 20, "the ranks were to be out of step"
+    assert evicted > 500
+    assert {"paged", "shared"} <= set(variants), "the late rank's rows are read once they are mapped"
+    assert any(step["decided"]["by_rows"] for step in ranks[0])
+
+
+@pytest.mark.parametrize("call", ["create", "map"])
+def test_a_rank_that_cannot_build_its_pool_ends_all(llama: Path, tmp_path: Path, call: str) -> None:
+    """The other rank does not wait for it, and the log says which one it was and what to change."""
+    server = two_ranks(
+        llama, tmp_path, [TWO_RANKS, "--max-total-tokens=4096"], [{}, {"VATTN_TEST_FAIL_AT_START": call}]
+    )
+    with pytest.raises(ServerError, match="the server ended"):
+        server.start()
+    line = next(line for line in server.log().splitlines() if "DriverError" in line and "rank 1 of 2" in line)
+    assert call in line and "--max-total-tokens" in line
+
+
+def test_data_parallel(llama: Path, tmp_path: Path) -> None:
+    """Two servers of one model behind one address, as SGLang runs them: each has a pool and a tree of its own."""
+    flags = ["--kv-backend=vattn", "--dp-size=2", "--page-size=16", "--max-total-tokens=2048"]
+    with Server(llama, tmp_path, flags, env=STRICT | CORES) as server:
+        prompt = list(range(100))
+        answers = [server.generate(prompt, 6) for _ in range(4)]  # round robin: each rank computes it once
+        assert [answer.cached_tokens for answer in answers] == [0, 0, 99, 99]
+        assert len({answer.output for answer in answers}) == 1
+        states = [state["vattn"] for state in server.info()["internal_states"]]
+        assert [state["num_pages"] for state in states] == [128, 128]
+        assert [state["hit_tokens"] for state in states] == [99, 99]
+        server.flush()
+        assert [state["vattn"]["free"] for state in server.info()["internal_states"]] == [128, 128]
+        server.assert_clean()
