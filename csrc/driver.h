@@ -58,10 +58,11 @@ class Driver {
 
   virtual const char* name() const = 0;
   virtual std::size_t granularity() const = 0;
-  virtual int device() const = 0;                  // CUDA ordinal; -1 on the host
-  virtual std::size_t mapping_budget() const = 0;  // most mappings rows may hold; 0: no limit
-  virtual bool unmap_stalls_gpu() const = 0;       // true: unmap rarely (docs: 220 us a call)
-  virtual bool creates_zeroed() const = 0;         // true: create() hands out zeroed memory
+  virtual std::size_t stripes() const { return 1; }  // allocations a page (driver_striped.h)
+  virtual int device() const = 0;                    // CUDA ordinal; -1 on the host
+  virtual std::size_t mapping_budget() const = 0;    // most mappings rows may hold; 0: no limit
+  virtual bool unmap_stalls_gpu() const = 0;         // true: unmap rarely (docs: 220 us a call)
+  virtual bool creates_zeroed() const = 0;           // true: create() hands out zeroed memory
 
   virtual Result<Address> reserve(std::size_t bytes) = 0;
   virtual Status free(Address at, std::size_t bytes) = 0;  // a whole reservation, unmapped

@@ -7,13 +7,13 @@
 #include <mutex>
 #include <string>
 
-#include "driver.h"
+#include "driver_wrapped.h"
 
 namespace vattn {
 
-class FaultyDriver final : public Driver {
+class FaultyDriver final : public WrappedDriver {
  public:
-  explicit FaultyDriver(std::shared_ptr<Driver> inner) : inner_(std::move(inner)) {}
+  using WrappedDriver::WrappedDriver;
 
   // The k-th next call (k = 1: the very next) of this name fails, once, before
   // it does anything. "" stands for a call of any name.
@@ -21,13 +21,6 @@ class FaultyDriver final : public Driver {
   bool armed() const;  // a fault is still to come
   Status set_delay(const std::string& call, double seconds);
   std::map<std::string, std::int64_t> calls() const;
-
-  const char* name() const override { return inner_->name(); }
-  std::size_t granularity() const override { return inner_->granularity(); }
-  int device() const override { return inner_->device(); }
-  std::size_t mapping_budget() const override { return inner_->mapping_budget(); }
-  bool unmap_stalls_gpu() const override { return inner_->unmap_stalls_gpu(); }
-  bool creates_zeroed() const override { return inner_->creates_zeroed(); }
 
   Result<Address> reserve(std::size_t bytes) override;
   Status free(Address at, std::size_t bytes) override;
@@ -44,7 +37,6 @@ class FaultyDriver final : public Driver {
  private:
   Status enter(const char* call);
 
-  const std::shared_ptr<Driver> inner_;
   mutable std::mutex mutex_;
   std::map<std::string, std::int64_t> calls_;      // made so far
   std::map<std::string, std::int64_t> countdown_;  // to the call that fails

@@ -9,6 +9,7 @@
 
 #include "bind.h"
 #include "driver_faulty.h"
+#include "driver_striped.h"
 #include "space.h"
 
 namespace nb = nanobind;
@@ -23,6 +24,7 @@ struct DriverHandle {
 };
 struct HostHandle : DriverHandle {};
 struct CudaHandle : DriverHandle {};
+struct StripedHandle : DriverHandle {};
 struct FaultyHandle : DriverHandle {
   FaultyDriver& faulty() const { return static_cast<FaultyDriver&>(*driver); }
 };
@@ -108,6 +110,7 @@ void bind_drivers(nb::module_& m) {
   nb::class_<DriverHandle>(m, "Driver")
       .def_prop_ro("name", [](const DriverHandle& d) { return d.driver->name(); })
       .def_prop_ro("granularity", [](const DriverHandle& d) { return d.driver->granularity(); })
+      .def_prop_ro("stripes", [](const DriverHandle& d) { return d.driver->stripes(); })
       .def_prop_ro("device", [](const DriverHandle& d) { return d.driver->device(); });
   nb::class_<HostHandle, DriverHandle>(m, "HostDriver")
       .def(
@@ -123,6 +126,14 @@ void bind_drivers(nb::module_& m) {
             new (self) CudaHandle{{unwrap(unlocked([&] { return make_cuda_driver(device); }))}};
           },
           "device"_a = 0);
+  nb::class_<StripedHandle, DriverHandle>(m, "StripedDriver")
+      .def(
+          "__init__",
+          [](StripedHandle* self, const DriverHandle& inner, std::size_t stripes) {
+            if (stripes < 1) throw nb::value_error("stripes is 0: at least 1");
+            new (self) StripedHandle{{std::make_shared<StripedDriver>(inner.driver, stripes)}};
+          },
+          "inner"_a, "stripes"_a);
   nb::class_<FaultyHandle, DriverHandle>(m, "FaultyDriver")
       .def(
           "__init__",
@@ -174,10 +185,11 @@ void bind_space(nb::module_& m) {
       .def("rows",
            [](nb::handle self) {
              S& s = nb::cast<S&>(self);
-             return view(self, s->rows_address(), s->rows_bytes());
+             return view(self, s->rows_address(), s->rows_bytes() * s->driver().stripes());
            })
       .def_prop_ro("num_pages", [](S& s) { return s->config().num_pages; })
       .def_prop_ro("page_bytes", [](S& s) { return s->config().page_bytes; })
+      .def_prop_ro("stripes", [](S& s) { return s->driver().stripes(); })
       .def_prop_ro("num_rows", [](S& s) { return s->config().num_rows; })
       .def_prop_ro("pages_per_row", [](S& s) { return s->config().pages_per_row; })
       .def_prop_ro("guard_page", [](S& s) { return s->guard_page(); })

@@ -56,7 +56,7 @@ Status AddressSpace::open() {
   if (!pages.ok()) return pages.status();
   pages_ = std::move(pages.value());
 
-  Result<Address> home = driver_->reserve(physical_bytes());
+  Result<Address> home = driver_->reserve(home_bytes());
   if (!home.ok()) return home.status();
   home_ = home.value();
   Result<Address> rows = driver_->reserve(rows_bytes());
@@ -65,9 +65,9 @@ Status AddressSpace::open() {
 
   if (Status s = driver_->map(*pages_, 0, total_pages(), home_); !s.ok()) return s;
   home_mapped_ = true;
-  if (Status s = driver_->set_access(home_, physical_bytes()); !s.ok()) return s;
+  if (Status s = driver_->set_access(home_, home_bytes()); !s.ok()) return s;
   if (!driver_->creates_zeroed())
-    if (Status s = driver_->zero(home_, physical_bytes()); !s.ok()) return s;
+    if (Status s = driver_->zero(home_, home_bytes()); !s.ok()) return s;
   if (Status s = map_dummy_row(); !s.ok()) return s;
   if (Status s = check_aliasing(); !s.ok()) return s;
 
@@ -137,9 +137,9 @@ Status AddressSpace::close() {
     all.merge(mapper_->unmap_everything());
   }
   if (dummy_mapped_ > 0) all.merge(driver_->unmap(rows_, dummy_mapped_ * config_.page_bytes));
-  if (home_mapped_) all.merge(driver_->unmap(home_, physical_bytes()));
+  if (home_mapped_) all.merge(driver_->unmap(home_, home_bytes()));
   if (rows_ != 0) all.merge(driver_->free(rows_, rows_bytes()));
-  if (home_ != 0) all.merge(driver_->free(home_, physical_bytes()));
+  if (home_ != 0) all.merge(driver_->free(home_, home_bytes()));
   pages_.reset();
   return all;
 }

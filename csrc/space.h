@@ -75,7 +75,9 @@ class AddressSpace {
   Driver& driver() const { return *driver_; }
   Page guard_page() const { return config_.num_pages + 1; }
   std::size_t total_pages() const { return static_cast<std::size_t>(config_.num_pages) + 2; }
-  std::size_t physical_bytes() const { return total_pages() * config_.page_bytes; }
+  std::size_t physical_bytes() const { return home_bytes() * driver_->stripes(); }
+  // Of one stripe (driver_striped.h), as are config().page_bytes and all bytes below.
+  std::size_t home_bytes() const { return total_pages() * config_.page_bytes; }
   std::size_t row_bytes() const { return config_.pages_per_row * config_.page_bytes; }
   std::size_t rows_bytes() const {
     return static_cast<std::size_t>(config_.num_rows) * row_bytes();

@@ -38,6 +38,9 @@ class Driver:
     def granularity(self) -> int:
         """Bytes; a page is a multiple of it."""
     @property
+    def stripes(self) -> int:
+        """Allocations a page: 1, but for StripedDriver."""
+    @property
     def device(self) -> int:
         """CUDA ordinal; -1 on the host."""
 
@@ -54,6 +57,15 @@ class CudaDriver(Driver):
     """Pages in GPU memory, aliased by cuMemMap. DriverError says what is missing."""
 
     def __init__(self, device: int = 0) -> None: ...
+
+class StripedDriver(Driver):
+    """Pages as ``stripes`` allocations of ``inner`` each, at equal distances of addresses.
+
+    A space on it counts bytes of one stripe: ``page_bytes`` and the two addresses. home()
+    and rows() show all stripes, one behind the other.
+    """
+
+    def __init__(self, inner: Driver, stripes: int) -> None: ...
 
 class FaultyDriver(Driver):
     """For tests: passes calls on to ``inner``, counts, delays and fails them.
@@ -175,18 +187,21 @@ class AddressSpace:
         everything is given back.
         """
     def home(self) -> DLPackView:
-        """uint8, (num_pages + 2) * page_bytes, on the driver's device.
+        """uint8, stripes * (num_pages + 2) * page_bytes, on the driver's device.
 
         A view keeps the space alive, but close() takes its memory away: touching it
         then is a crash.
         """
     def rows(self) -> DLPackView:
-        """uint8, num_rows * pages_per_row * page_bytes. Mostly addresses without
-        memory: touch only what ready() says is mapped."""
+        """uint8, stripes * num_rows * pages_per_row * page_bytes. Mostly addresses
+        without memory: touch only what ready() says is mapped."""
     @property
     def num_pages(self) -> int: ...
     @property
-    def page_bytes(self) -> int: ...
+    def page_bytes(self) -> int:
+        """Of one stripe."""
+    @property
+    def stripes(self) -> int: ...
     @property
     def num_rows(self) -> int: ...
     @property
@@ -194,7 +209,8 @@ class AddressSpace:
     @property
     def guard_page(self) -> int: ...
     @property
-    def physical_bytes(self) -> int: ...
+    def physical_bytes(self) -> int:
+        """Of all pages, all stripes."""
     @property
     def home_address(self) -> int: ...
     @property

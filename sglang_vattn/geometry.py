@@ -3,6 +3,9 @@
 
 A token's bytes are [layer][K|V][head][dim], all layers together; a page is the smallest number of tokens, from
 128 on, that fills a whole number of the driver's granules (design.md, 'Page geometry').
+
+A page may consist of stripes, one allocation each: stripe s holds the s-th part of the layers of all its tokens, so
+that tokens lie closer together for the kernel that reads one layer (docs/benchmarks.md, 'Layout').
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ PREFERRED_TOKENS = 128  # FA3's tile: then the paged kernel runs its fast form o
 LARGEST_TOKENS = 2048  # beyond this, a page would hold too much that one request leaves unused
 HOST_GRANULE = 4096
 CUDA_GRANULE = 2 << 20
+STRIPES = 2  # on CUDA, where the layers and the page can be halved; more gained nothing more
 # FA3 loads whole tiles of keys, so it may touch up to a tile past the last key of a row. Its largest tiles, by the
 # head dimension up to which they are used (sgl-flash-attn, hopper/tile_size.h, tile_size_fwd_sm90):
 #     64: 192    96: 144    128: 176    192: 128    256:  80       2 bytes a number
@@ -35,9 +39,11 @@ class PageGeometry:
     granule_bytes
         What the driver maps at least: 2 MiB on CUDA, the operating system's page on the host.
     token_bytes
-        Token row stride: the payload, padded only where no page of at most 2,048 tokens fits otherwise.
+        Bytes of a token: the payload, padded only where no page of at most 2,048 tokens fits otherwise.
     page_size
         Tokens a page.
+    stripes
+        Allocations a page.
     """
 
     layers: int
@@ -48,6 +54,7 @@ class PageGeometry:
     granule_bytes: int
     token_bytes: int
     page_size: int
+    stripes: int = 1
 
     @property
     def payload_bytes(self) -> int:
@@ -56,6 +63,16 @@ class PageGeometry:
     @property
     def page_bytes(self) -> int:
         return self.page_size * self.token_bytes
+
+    @property
+    def token_stride(self) -> int:
+        """Bytes from one token to the next, within a stripe."""
+        return self.token_bytes // self.stripes
+
+    @property
+    def stripe_bytes(self) -> int:
+        """Bytes of a page in one stripe."""
+        return self.page_bytes // self.stripes
 
     @property
     def smallest_page(self) -> int:
@@ -77,6 +94,7 @@ def page_geometry(
     itemsize: int,
     granule_bytes: int,
     page_size: int | None = None,
+    stripes: int | None = None,
 ) -> PageGeometry:
     """The geometry for a model's KV heads on one rank.
 
@@ -84,11 +102,13 @@ def page_geometry(
     ----------
     page_size
         Tokens a page as the user asks for, or None for the default.
+    stripes
+        Allocations a page, or None for the default. They never change the page size.
 
     Raises
     ------
     ValueError
-        If ``page_size`` tears a token; names the page sizes that do not.
+        If ``page_size`` tears a token (names the page sizes that do not), or if there cannot be so many stripes.
     """
     payload = layers * kv_heads * (k_dim + v_dim) * itemsize
     if payload <= 0:
@@ -107,7 +127,15 @@ def page_geometry(
             f"--page-size {page_size} would tear a token between two pages: with --kv-backend vattn this model "
             f"needs a multiple of {smallest} tokens (default {default})"
         )
-    return PageGeometry(layers, kv_heads, k_dim, v_dim, itemsize, granule_bytes, stride, page_size)
+
+    def can_have(stripes: int) -> bool:
+        return stride == payload and layers % stripes == 0 and page_size * stride % (stripes * granule_bytes) == 0
+
+    if stripes is None:
+        stripes = STRIPES if granule_bytes >= CUDA_GRANULE and can_have(STRIPES) else 1
+    elif stripes != 1 and not can_have(stripes):
+        raise ValueError(f"a page of {page_size} tokens and {layers} layers cannot have {stripes} stripes")
+    return PageGeometry(layers, kv_heads, k_dim, v_dim, itemsize, granule_bytes, stride, page_size, stripes)
 
 
 def _smallest_fit(token_bytes: int, granule_bytes: int) -> int:

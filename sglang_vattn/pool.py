@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-from sglang_vattn import _core
+from sglang_vattn import _core, faults
 from sglang_vattn.geometry import CUDA_GRANULE, HOST_GRANULE, READ_AHEAD_TOKENS, PageGeometry, page_geometry
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class VattnPool(MHATokenToKVPool):
             itemsize=self.store_dtype.itemsize,
             granule_bytes=granule_bytes(self.device),
             page_size=self.page_size,
+            stripes=int(os.environ.get("VATTN_STRIPES", 0)) or None,
         )
         self.num_pages = self.size // self.page_size
         if self.num_pages < 1:
@@ -82,7 +83,7 @@ class VattnPool(MHATokenToKVPool):
         home = torch.from_dlpack(self.space.home())
         rows = torch.from_dlpack(self.space.rows())
         slots = (self.num_pages + 1) * self.page_size  # the padding page and the usable ones, not the guard page
-        self.home_tokens = home.view(-1, self.geometry.token_bytes)  # (slots, token bytes), whole tokens
+        self.home_tokens = home.view(self.geometry.stripes, -1, self.geometry.token_stride)  # (stripes, slots, bytes)
         self.k_buffer, self.v_buffer = self._layer_views(home, self.store_dtype, (slots,), (1,))
         self.k_rows, self.v_rows = self._layer_views(
             rows, self.dtype, (self.space.num_rows, self.row_tokens), (self.row_tokens, 1)
@@ -98,15 +99,19 @@ class VattnPool(MHATokenToKVPool):
         self, flat: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """K and V of each layer over ``flat`` (bytes): ``shape + (heads, dim)``, ``strides`` counted in tokens."""
-        typed = flat.view(dtype)
-        token = self.geometry.token_bytes // dtype.itemsize
+        typed, stripes = flat.view(dtype), self.geometry.stripes
+        token, stripe = self.geometry.token_stride // dtype.itemsize, len(flat) // dtype.itemsize // stripes
         k_elements, v_elements = self.head_num * self.head_dim, self.head_num * self.v_head_dim
         leading = tuple(stride * token for stride in strides)
 
         def view(dim: int, offset: int) -> torch.Tensor:
             return typed.as_strided((*shape, self.head_num, dim), (*leading, dim, 1), offset)
 
-        starts = [layer * (k_elements + v_elements) for layer in range(self.layer_num)]
+        in_stripe = self.layer_num // stripes
+        starts = [
+            layer // in_stripe * stripe + layer % in_stripe * (k_elements + v_elements)
+            for layer in range(self.layer_num)
+        ]
         return (
             [view(self.head_dim, start) for start in starts],
             [view(self.v_head_dim, start + k_elements) for start in starts],
@@ -139,20 +144,20 @@ class VattnPool(MHATokenToKVPool):
         self._zeroes.append((page, 0))
 
     def flush(self) -> None:
-        """Issue the queued zeroing and copies on the current stream; each is one contiguous device operation."""
+        """Issue the queued zeroing and copies on the current stream; each is contiguous within a stripe."""
         size = self.page_size
         for page, first in self._zeroes:
-            self.home_tokens[page * size + first : (page + 1) * size].zero_()
+            self.home_tokens[:, page * size + first : (page + 1) * size].zero_()
         for source, target, tokens in self._copies:
-            self.home_tokens[target * size : target * size + tokens].copy_(
-                self.home_tokens[source * size : source * size + tokens], non_blocking=True
+            self.home_tokens[:, target * size : target * size + tokens].copy_(
+                self.home_tokens[:, source * size : source * size + tokens], non_blocking=True
             )
         self.drop_queued()
 
     def poison(self, pages: list[int]) -> None:
         """Fill pages with NaN (all bits set). For tests (``VATTN_TEST_POISON``): nobody may read free pages."""
         for page in pages:
-            self.home_tokens[page * self.page_size : (page + 1) * self.page_size].fill_(0xFF)
+            self.home_tokens[:, page * self.page_size : (page + 1) * self.page_size].fill_(0xFF)
 
     def drop_queued(self) -> None:
         """Forget queued operations; for a flush of the cache, when nobody waits for them."""
@@ -172,7 +177,7 @@ class VattnPool(MHATokenToKVPool):
         g, space = self.geometry, self.space
         text = (
             f"{self.num_pages} pages of {self.page_size} tokens ({g.page_bytes / 2**20:.4g} MiB, "
-            f"{g.token_bytes} bytes a token), {space.physical_bytes / 2**30:.2f} GiB physical, "
+            f"{g.token_bytes} bytes a token, {g.stripes} stripes), {space.physical_bytes / 2**30:.2f} GiB physical, "
             f"{space.num_rows} rows of {self.row_tokens} tokens"
         )
         if g.padding:
@@ -180,19 +185,17 @@ class VattnPool(MHATokenToKVPool):
         return text
 
 
-def open_driver(device: str) -> _core.Driver:
-    """What maps the pages of ``device``. Tests put another here, or make it slow (``VATTN_TEST_MAP_DELAY_S``)."""
+def open_driver(device: str, stripes: int = 1) -> _core.Driver:
+    """What maps the pages of ``device``. Tests put another here, or rig it (:mod:`sglang_vattn.faults`)."""
     driver: _core.Driver
     if device.startswith("cuda"):
         index = torch.device(device).index
         driver = _core.CudaDriver(torch.cuda.current_device() if index is None else index)
     else:
         driver = _core.HostDriver(granule_bytes(device))
-    delay_s = float(os.environ.get("VATTN_TEST_MAP_DELAY_S", 0))
-    if delay_s:
-        driver = _core.FaultyDriver(driver)
-        driver.set_delay("map", delay_s)
-    return driver
+    if stripes > 1:
+        driver = _core.StripedDriver(driver, stripes)
+    return faults.rigged(driver)
 
 
 def _open_space(
@@ -207,12 +210,23 @@ def _open_space(
             f"--kv-backend vattn: a row of {plan.tokens} tokens is larger than the range of addresses: "
             "lower --context-length"
         )
-    return _core.AddressSpace(
-        open_driver(device),
-        num_pages,
-        geometry.page_bytes,
-        num_rows,
-        pages_per_row,
-        max_mappings=int(os.environ.get("VATTN_MAX_MAPPINGS", 0)),
-        dummy_row_pages=-(-(1 + read_ahead) // page_size),
-    )
+    driver = open_driver(device, geometry.stripes)
+    try:
+        space = _core.AddressSpace(
+            driver,
+            num_pages,
+            geometry.stripe_bytes,
+            num_rows,
+            pages_per_row,
+            max_mappings=int(os.environ.get("VATTN_MAX_MAPPINGS", 0)),
+            dummy_row_pages=-(-(1 + read_ahead) // page_size),
+        )
+    except _core.DriverError as error:
+        memory, addresses = num_pages * geometry.page_bytes, num_rows * pages_per_row * geometry.page_bytes
+        raise _core.DriverError(
+            f"--kv-backend vattn: {memory / 2**30:.2f} GiB of KV cache in {addresses / 2**30:.0f} GiB of addresses "
+            f"could not be set up: {error}. If memory is short (another process may have taken some), lower "
+            "--mem-fraction-static or --max-total-tokens; if addresses are, lower --vattn-rows or --context-length"
+        ) from error
+    faults.begin(driver)
+    return space

@@ -21,8 +21,9 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.runner_utils.capture_mode import get_capture_attention_variant
 
 from sglang_vattn.allocator import VattnAllocator
+from sglang_vattn.attention.fa3_shared import SharedDecode
 from sglang_vattn.attention.groups import GroupBuffers
-from sglang_vattn.attention.two_level import merge, own_part
+from sglang_vattn.attention.two_level import own_part
 from sglang_vattn.attention.variants import ROWS, SHARED
 from sglang_vattn.pool import VattnPool
 
@@ -46,8 +47,7 @@ class Fa3RowBackend(FlashAttentionBackend):
         self.row_index: torch.Tensor | None = None
         self.groups: GroupBuffers | None = None
         self._graph_row_index: torch.Tensor | None = None
-        self._group_buffers: dict[int, GroupBuffers] = {}  # by graph size
-        self._side_stream = torch.cuda.Stream()
+        self.shared = SharedDecode(self)
         # Features of the model whose attention rows do not serve; then every batch reads pages.
         self._model_fits = not (
             self.is_encoder_decoder
@@ -101,11 +101,9 @@ class Fa3RowBackend(FlashAttentionBackend):
         self.row_index = self._graph_row_index[:batch] if variant == ROWS else None
         self.groups = None
         if variant == SHARED:
-            if batch not in self._group_buffers:
-                self._group_buffers[batch] = GroupBuffers(batch, self.pool.page_size, self.device)
-            self.groups = self._group_buffers[batch]
+            self.groups = self.shared.buffers(batch)
             if not in_capture:
-                self.groups.update(reading.groups, reading.groups_version)
+                self.shared.update(self.groups, reading.groups, reading.groups_version)
         super().init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
 
     def _set_decode_page_metadata(
@@ -165,7 +163,7 @@ class Fa3RowBackend(FlashAttentionBackend):
             return super().forward_extend(
                 q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, return_lse=return_lse, **kw
             )
-        self._store(k, v, layer, forward_batch, save_kv_cache)
+        self.store(k, v, layer, forward_batch, save_kv_cache)
         return self._read_rows(q, layer, forward_batch, return_lse, **kw)
 
     def forward_decode(
@@ -185,54 +183,12 @@ class Fa3RowBackend(FlashAttentionBackend):
             return super().forward_decode(
                 q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, return_lse=return_lse, **kw
             )
-        self._store(k, v, layer, forward_batch, save_kv_cache)
         if two_level:
-            return self._read_groups(q, layer, forward_batch)
+            return self.shared.forward(q, k, v, layer, forward_batch, save_kv_cache)
+        self.store(k, v, layer, forward_batch, save_kv_cache)
         return self._read_rows(q, layer, forward_batch, return_lse, **kw)
 
-    def _read_groups(self, q: torch.Tensor, layer: Any, forward_batch: Any) -> torch.Tensor:
-        """One layer's decode attention in two levels: each group's prefix once, each request's own part, merged."""
-        metadata, groups = self.forward_metadata, self.groups
-        assert groups is not None
-        q = q.contiguous().view(-1, layer.tp_q_head_num, layer.head_dim)
-        index = layer.layer_id - self.pool.start_layer
-        common = {"softmax_scale": layer.scaling, "softcap": layer.logit_cap, "return_softmax_lse": True, "ver": 3}
-        # Both calls wait more than they read, so they run side by side (branches, in the captured graph).
-        main, side = torch.cuda.current_stream(), self._side_stream
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            shared, shared_lse, *_ = flash_attn_with_kvcache(
-                q=q.index_select(0, groups.order),
-                k_cache=self.pool.k_rows[index],
-                v_cache=self.pool.v_rows[index],
-                cache_batch_idx=groups.rows,
-                cache_seqlens=groups.prefix_tokens,
-                cu_seqlens_q=groups.bounds,
-                max_seqlen_q=len(groups.order),
-                causal=False,
-                **common,
-            )
-        k_pages, v_pages = self.get_paged_mha_kv_cache(layer)
-        own, own_lse, *_ = flash_attn_with_kvcache(
-            q=q,
-            k_cache=k_pages,
-            v_cache=v_pages,
-            page_table=metadata.page_table,
-            cache_seqlens=metadata.cache_seqlens_int32,
-            cu_seqlens_q=metadata.cu_seqlens_q,
-            max_seqlen_q=1,
-            causal=True,
-            num_splits=self.num_splits,
-            scheduler_metadata=metadata.scheduler_metadata,
-            **common,
-        )
-        main.wait_stream(side)
-        buffer = getattr(forward_batch, "_attn_output", None)
-        out = own if buffer is None else buffer.view(own.shape)
-        merge(shared, shared_lse, own, own_lse, groups.position, groups.shared_pages, out)
-        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
-
-    def _store(
+    def store(
         self, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any, forward_batch: Any, save_kv_cache: bool
     ) -> None:
         """Write this step's K and V by home slot; a launch of its own, so that rows see it (design.md, Mapping 6)."""
@@ -253,7 +209,7 @@ class Fa3RowBackend(FlashAttentionBackend):
         buffer = getattr(forward_batch, "_attn_output", None)
         kwargs = {} if sinks is None else {"sinks": sinks}
         result = flash_attn_with_kvcache(
-            q=q.contiguous().view(-1, layer.tp_q_head_num, layer.head_dim),
+            q=q.reshape(-1, layer.tp_q_head_num, layer.head_dim),
             k_cache=self.pool.k_rows[index],
             v_cache=self.pool.v_rows[index],
             cache_batch_idx=self.row_index,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device code around two-level decode: the page table of each request's own part, and the merge of both parts."""
+"""Device code around two-level decode: what comes before both attention calls, and the merge of their results."""
 
 from __future__ import annotations
 
@@ -50,6 +50,60 @@ def own_part(
         req_to_token, req_to_token.stride(0), slots, seq_lens, shared_pages, page_table, page_table.stride(0),
         own_lens, PAGE=page_size, BLOCK=64,
     )  # fmt: skip
+
+
+@triton.jit
+def _copy(source, target, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    for start in tl.static_range(0, COUNT, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(target + at, tl.load(source + at, mask=at < COUNT), mask=at < COUNT)
+
+
+@triton.jit
+def _store_and_order_kernel(
+    q, q_stride, k, k_stride, v, v_stride, slots, k_slots, k_slot_stride, v_slots, v_slot_stride, position, ordered_q,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + request).to(tl.int64)
+    _copy(k + request * k_stride, k_slots + slot * k_slot_stride, K, BLOCK)
+    _copy(v + request * v_stride, v_slots + slot * v_slot_stride, V, BLOCK)
+    _copy(q + request * q_stride, ordered_q + tl.load(position + request).to(tl.int64) * Q, Q, BLOCK)
+
+
+def store_and_order(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    k_slots: torch.Tensor,
+    v_slots: torch.Tensor,
+    position: torch.Tensor,
+) -> torch.Tensor:
+    """One launch for two copies: this step's K and V to their slots, the queries into the order of the groups.
+
+    Parameters
+    ----------
+    q : (batch, heads, dim); k, v : (batch, KV heads, dim) or (batch, KV heads * dim)
+        Contiguous but for the first dimension.
+    slots : (batch,) integers
+        Home slots.
+    k_slots, v_slots : (slots, KV heads, dim), written
+        One layer's home slots, of k's dtype.
+    position : (batch,) int32
+        Where a request stands in the order of the groups.
+
+    Returns
+    -------
+    (batch, heads, dim)
+    """
+    ordered_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _store_and_order_kernel[(len(q),)](
+        q, q.stride(0), k, k.stride(0), v, v.stride(0), slots, k_slots, k_slots.stride(0), v_slots, v_slots.stride(0),
+        position, ordered_q,
+        Q=q[0].numel(), K=k[0].numel(), V=v[0].numel(), BLOCK=1024, num_warps=8,
+    )  # fmt: skip
+    return ordered_q
 
 
 @triton.jit

@@ -78,7 +78,7 @@ def check(allocator: VattnAllocator, states: str) -> list[str]:
     problems = [*allocator.pages.check_integrity(), *allocator.get_kvcache().space.check_integrity()]
     if allocator.tree_cache is not None:
         problems += allocator.tree_cache.tree.check_integrity()
-    guard = allocator.get_kvcache().home_tokens[(allocator.pages.num_pages + 1) * allocator.page_size :]
+    guard = allocator.get_kvcache().home_tokens[:, (allocator.pages.num_pages + 1) * allocator.page_size :]
     if bool(guard.any()):
         problems.append("the guard page was written to")
     shown = base64.b64decode(states)

@@ -73,6 +73,19 @@ def test_more_than_the_memory_is_an_error_by_name_and_leaks_nothing() -> None:
     assert torch.cuda.mem_get_info()[0] >= free - 64 * MIB
 
 
+def test_stripes_are_apart_and_each_the_same_memory_at_both_addresses() -> None:
+    space = _core.AddressSpace(_core.StripedDriver(_core.CudaDriver(0), 2), 8, 2 * MIB, 4, 8)
+    home = torch.from_dlpack(space.home()).view(2, 10, -1)
+    rows = torch.from_dlpack(space.rows()).view(2, 4, 8, -1)
+    row = space.acquire_row()
+    space.map(row, 0, [5, 3, 6])
+    assert space.wait(row, 3, 10), space.error(row)
+    home[0, 5], home[1, 5], home[1, 3] = 1, 2, 3
+    assert [int(rows[stripe, row, index, -1]) for stripe, index in ((0, 0), (1, 0), (1, 1), (0, 1))] == [1, 2, 3, 0]
+    assert space.check_integrity() == [] and space.physical_bytes == 40 * MIB
+    space.close()
+
+
 def test_a_torn_page_is_refused() -> None:
     with pytest.raises(ValueError, match="3145728.*2097152"):
         open_space(page_bytes=3 * MIB)
@@ -96,6 +109,7 @@ def test_mapping_a_neighbour_row_under_a_running_kernel() -> None:
             row = space.acquire_row()
             if row:
                 space.map(row, 0, [9 + (round_ + i) % 50 for i in range(4)])
+                assert space.wait(row, 4, 10)
                 space.retire_row(row)
         space.clean()
         assert space.drain(30)

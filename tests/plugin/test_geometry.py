@@ -73,8 +73,24 @@ def test_every_multiple_of_the_smallest_fit_is_legal_and_nothing_else(name: str,
                 geometry(name, granule, page_size)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_stripes_change_no_page_and_tear_nothing(name: str) -> None:
+    g = geometry(name, CUDA_GRANULE)
+    assert g.stripe_bytes * g.stripes == g.page_bytes
+    assert g.stripe_bytes % CUDA_GRANULE == 0
+    assert g.token_stride * g.page_size == g.stripe_bytes
+    assert g.layers % g.stripes == 0
+    assert g.stripes in (1, 2)
+    could = g.layers % 2 == 0 and g.page_bytes % (2 * CUDA_GRANULE) == 0 and g.padding == 0
+    assert (g.stripes == 2) == could
+    assert geometry(name, HOST_GRANULE).stripes == 1
+    with pytest.raises(ValueError, match="stripes"):
+        page_geometry(layers=3, kv_heads=1, k_dim=64, v_dim=64, itemsize=2, granule_bytes=4096, stripes=2)
+
+
 def test_the_sizes_that_the_design_names() -> None:
     llama, qwen = geometry("Llama-3.1-8B", CUDA_GRANULE), geometry("Qwen2.5-7B", CUDA_GRANULE)
     assert (llama.token_bytes, llama.page_size, llama.page_bytes) == (128 << 10, 128, 16 << 20)
     assert (qwen.token_bytes, qwen.page_size, qwen.page_bytes) == (56 << 10, 256, 14 << 20)
+    assert (llama.stripes, qwen.stripes) == (2, 1)
     assert geometry("tiny Llama of the tests", HOST_GRANULE).page_size == 128

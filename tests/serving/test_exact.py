@@ -29,7 +29,7 @@ class Arm(NamedTuple):
 
 ARMS = [
     Arm("page16", 16, {}),  # the session's server, see conftest.py
-    Arm("host-default", 128, {}, command=(str(Path(sys.executable).parent / "sglang"), "serve")),
+    Arm("host-default", 128, {"VATTN_STRIPES": "2"}, command=(str(Path(sys.executable).parent / "sglang"), "serve")),
     Arm("2MiB-granule", 1024, {"VATTN_HOST_GRANULE": str(2 << 20)}, read="rows"),
 ]
 
