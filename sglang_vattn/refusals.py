@@ -38,6 +38,7 @@ UNSUPPORTED_FIELDS = (
     "kv_canary",
     "kv_events_config",
     "elastic_ep_backend",
+    "enable_dp_attention",  # ranks with other requests each, which replay decode graphs in step: see ranks.py
     "strip_thinking_cache",
     "use_ray",
     "radix_cache_backend",
