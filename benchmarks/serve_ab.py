@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock SGLang against vattn on one GPU: five prefix workloads, Llama-3-8B geometry with dummy weights.
+"""Stock SGLang against vattn: five prefix workloads, Llama-3-8B geometry with dummy weights.
 
     python benchmarks/serve_ab.py --out benchmarks/results/h200/serve_ab.json
+    python benchmarks/serve_ab.py --tp-size 2 --out benchmarks/results/h200x2/serve_ab.json
 
 Each arm is an engine of its own in a process of its own, one after the other on the same GPU. Per workload:
 cold prefill (an empty cache), then rounds of (all hits, one output token), (all hits, `OUTPUT` tokens), and lone
@@ -49,6 +50,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "vattn_rows": {"kv_backend": "vattn", "vattn_shared_decode": "off"},
     "vattn_pages": {"kv_backend": "vattn", "vattn_shared_decode": "off", "vattn_read": "pages"},
 }
+RANKS_AGREE_ON = (
+    *("num_pages", "free", "private", "evictable", "protected", "hit_tokens", "aliased_tokens", "copied_tokens"),
+    *("evicted_pages", "batches_rows", "batches_pages", "batches_shared"),
+)
 TABLE_ARMS = ["stock_page1", "stock_page128", "vattn"]
 # The same for every arm. Graph sizes are limited alike, since capturing them is most of an engine's start.
 ENGINE: dict[str, Any] = {
@@ -122,9 +127,13 @@ class Arm:
         states = self.engine.get_server_info()["internal_states"]
         return dict(states[0].get("vattn") or {})
 
+    def ranks(self) -> list[dict[str, int]]:
+        """Counters of every tensor-parallel rank of ours; empty for one rank, and for stock."""
+        return list(self.engine.get_server_info()["internal_states"][0].get("vattn_ranks") or [])
+
     def measure(self, load: Workload) -> dict[str, Any]:
         raw: dict[str, list[float]] = {"cold_prefill_s": [], "hit_prefill_s": [], "with_output_s": [], "one_hit_s": []}
-        before = self.counters()
+        before, ranks_before = self.counters(), self.ranks()
         cached = 0
         for _ in range(self.rounds):
             documents = [self.tokens(load.document_tokens) for _ in range(load.documents)]
@@ -157,6 +166,10 @@ class Arm:
             "spread": {key: spread(values) for key, values in raw.items()},
             "raw": raw,
             "counters": {key: value - before.get(key, 0) for key, value in after.items()},
+            "ranks": [
+                {key: value - old.get(key, 0) for key, value in new.items()}
+                for new, old in zip(self.ranks(), ranks_before, strict=True)
+            ],
         }
 
     def questions(self, load: Workload, documents: list[list[int]]) -> list[list[int]]:
@@ -164,7 +177,7 @@ class Arm:
 
 
 def run_arm(args: argparse.Namespace) -> None:
-    arm = Arm(args.arm, args.model, args.rounds, json.loads(args.extra))
+    arm = Arm(args.arm, args.model, args.rounds, {"tp_size": args.tp_size, **json.loads(args.extra)})
     rows = []
     for load in WORKLOADS:
         if load.name in args.workloads:
@@ -190,7 +203,12 @@ def machine() -> dict[str, str]:
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
     ).stdout.strip()
-    return {"gpu": properties.name, "memory_gib": f"{properties.total_memory / 2**30:.0f}", "driver": driver}
+    return {
+        "gpu": properties.name,
+        "gpus": str(torch.cuda.device_count()),
+        "memory_gib": f"{properties.total_memory / 2**30:.0f}",
+        "driver": driver.split("\n")[0],
+    }
 
 
 def versions() -> dict[str, str]:
@@ -222,6 +240,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--arms", nargs="+", default=TABLE_ARMS, choices=list(ARMS))
     parser.add_argument("--workloads", nargs="+", default=[load.name for load in WORKLOADS])
+    parser.add_argument("--tp-size", type=int, default=1, help="GPUs, by tensor parallelism")
     parser.add_argument("--extra", default="{}", help="JSON: engine arguments for every arm")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -231,6 +250,7 @@ def main() -> None:
         return
     result = heading("python benchmarks/serve_ab.py")
     out = Path(args.out).resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         model = write_model(scratch)
         for name in args.arms:
@@ -246,6 +266,10 @@ def main() -> None:
                 out.write_text(json.dumps(result, indent=1))
             if code:
                 print(f"{name}: exit code {code}\n" + log.read_text()[-3000:], flush=True)
+    for row in result["rows"]:
+        decided = [tuple(rank[key] for key in RANKS_AGREE_ON) for rank in row["ranks"]]
+        if len(set(decided)) > 1:
+            print(f"{row['workload']} {row['arm']}: the ranks differ in {RANKS_AGREE_ON}: {decided}")
     for row in sorted(result["rows"], key=lambda row: [load.name for load in WORKLOADS].index(row["workload"])):
         print(format_row(row))
 

@@ -80,6 +80,12 @@ class Ranks:
         self._settled = (question, facts) if all(result[:settled_by]) else None
         return result
 
+    def gather(self, facts: Facts) -> list[Facts]:
+        """These facts of every rank, by rank. All must call it."""
+        found: list[Facts] = [{}] * self.size
+        torch.distributed.all_gather_object(found, facts, group=self._group)
+        return found
+
     def _least(self, ballot: torch.Tensor) -> None:
         """In place, the least of each number over all ranks."""
         torch.distributed.all_reduce(ballot, op=torch.distributed.ReduceOp.MIN, group=self._group)

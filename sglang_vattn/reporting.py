@@ -39,6 +39,7 @@ def facts(allocator: VattnAllocator) -> dict[str, int]:
         "tokens_saved": reading.counters["pages_saved"] * allocator.page_size,
         "cached_tokens": tree.tree.num_tokens if tree is not None else 0,
         "tree_nodes": tree.tree.num_nodes if tree is not None else 0,
+        "evicted_pages": tree.evicted_pages if tree is not None else 0,
         **reading.counters,
         "num_rows": space.num_rows,
         "row_tokens": pool.row_tokens,

@@ -47,6 +47,7 @@ class VattnTreeCache(BasePrefixCache):
         if params.enable_metrics:
             self.init_metrics_collector()
         allocator.tree_cache = self
+        self.evicted_pages = 0
         self.tree = PrefixTree(
             allocator.pages, self.page_size, params.eviction_policy.lower(), **(params.eviction_policy_config or {})
         )
@@ -150,6 +151,7 @@ class VattnTreeCache(BasePrefixCache):
             return 0
         start = time.perf_counter()
         freed = self.tree.evict(num_pages)
+        self.evicted_pages += freed
         self.update_eviction_metrics(freed * self.page_size, start)
         return freed
 

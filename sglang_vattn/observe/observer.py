@@ -15,6 +15,11 @@ from sglang_vattn.observe.metrics import Metrics
 from sglang_vattn.observe.state import check, full_state, pack_pages
 from sglang_vattn.request_pages import RequestPages
 
+# What /server_info tells of every tensor-parallel rank: decisions, which must be equal, and what each did for itself.
+OF_EVERY_RANK = (
+    *("num_pages", "free", "private", "evictable", "protected", "hit_tokens", "aliased_tokens", "copied_tokens"),
+    *("evicted_pages", "batches_rows", "batches_pages", "batches_shared", "pages_mapped", "unmap_calls", "errors"),
+)
 CHECK = os.environ.get("VATTN_TEST_INTEGRITY") == "1"  # /vattn/state then says what is wrong in the core
 RENEW_S = 1.0  # SGLang reports at every prefill; ours costs O(requests), so a burst shares one look
 SAMPLE_INTERVAL_S = 1.0
@@ -204,5 +209,9 @@ def internal_state(original: Any, controller: Any, request: Any) -> Any:
 
         return GetInternalStateReqOutput(internal_state={"vattn": observer.state()})
     result = original(controller, request)
-    result.internal_state["vattn"] = observer.show(observer.facts())
+    facts = observer.show(observer.facts())
+    result.internal_state["vattn"] = facts
+    ranks = observer.allocator.reading.ranks
+    if ranks is not None:  # SGLang asks all ranks, and answers with what the first one says
+        result.internal_state["vattn_ranks"] = ranks.gather({name: facts[name] for name in OF_EVERY_RANK})
     return result
