@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What looking costs: a server with metrics, page and a viewer against one without any of them.
+
+    python -m benchmarks.observe_cost                   requests a second, on the host
+    python -m benchmarks.observe_cost --device cuda     the decode step, Llama-3-8B geometry with dummy weights
+
+Both servers run at once and take turns, so what disturbs the machine disturbs both alike; the one that is not measured
+sleeps. `on` has `--enable-metrics --vattn-page`; meanwhile a viewer asks for `/vattn/state` once a second, as the page
+does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count as ours. A round is
+a burst of requests on each; the figure is the median over the rounds of on / off, with the quartiles as its spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.arms import GpuServer, counters, model_for
+from benchmarks.common import RESULTS, ResultFile, Row, median
+from tests.support.client import Client
+from tests.support.server import Server
+
+ON = ("--enable-metrics", "--vattn-page")
+FLAGS = {"off": (), "on": ON}
+LIMIT = 0.01  # what metrics and page may cost (issue: See it)
+
+
+class Load(NamedTuple):
+    """A burst: so many requests, of a few documents and an end of their own each."""
+
+    requests: int
+    documents: int
+    document_tokens: int
+    question: int
+    output: int
+    flags: tuple[str, ...]
+
+
+LOADS = {
+    "cpu": Load(48, 4, 400, 40, 32, ("--max-total-tokens=65536", "--max-running-requests=48", "--page-size=16")),
+    # Two engines on one GPU: a number of tokens, so that neither counts on what the other has not taken yet.
+    "cuda": Load(64, 8, 2048, 64, 200, ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
+}
+
+
+def server(name: str, device: str, folder: Path) -> Server:
+    flags = ["--kv-backend=vattn", *LOADS[device].flags, *FLAGS[name]]
+    if device == "cuda":
+        return GpuServer(model_for(device), folder / name, flags, {})
+    return Server(model_for(device), folder / name, flags, {})
+
+
+@contextmanager
+def watched(client: Client) -> Iterator[None]:
+    """Somebody looks at the page, and Prometheus scrapes."""
+    over = threading.Event()
+
+    def look() -> None:
+        for second in range(10**6):
+            client.text("/vattn/state")
+            if second % 5 == 0:
+                client.text("/metrics")
+            if over.wait(1.0):
+                return
+
+    viewer = threading.Thread(target=look)
+    viewer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        viewer.join()
+
+
+class Bursts:
+    """The same prompts for both servers, other ones each round."""
+
+    def __init__(self, load: Load, vocabulary: int) -> None:
+        self.load, self.vocabulary = load, vocabulary
+        self.random = random.Random(0)
+        self.documents = [self.tokens(load.document_tokens) for _ in range(load.documents)]
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(10, self.vocabulary) for _ in range(count)]
+
+    def prompts(self) -> list[list[int]]:
+        return [
+            self.documents[i % self.load.documents] + self.tokens(self.load.question) for i in range(self.load.requests)
+        ]
+
+
+def burst(client: Client, prompts: Sequence[Sequence[int]], output: int) -> float:
+    began = time.perf_counter()
+    client.together(prompts, output)
+    return time.perf_counter() - began
+
+
+def measure(client: Client, bursts: Bursts, prompts: list[list[list[int]]]) -> Row:
+    """A burst with one output token, then one with all: what is left of the second are decode steps."""
+    prefill_s = burst(client, prompts[0], 1)
+    whole_s = burst(client, prompts[1], bursts.load.output)
+    return {
+        "requests_per_s": bursts.load.requests / whole_s,
+        "decode_step_ms": (whole_s - prefill_s) / (bursts.load.output - 1) * 1e3,
+    }
+
+
+def looking_s(client: Client) -> float:
+    """Processor seconds that the scheduler has spent on looking, as it counts them itself."""
+    facts = counters(client)
+    return (facts["observe_ns"] + facts["state_ns"]) / 1e9
+
+
+def run(args: argparse.Namespace) -> Row:
+    load = LOADS[args.device]
+    bursts = Bursts(load, 250 if args.device == "cpu" else 120_000)
+    values: dict[str, list[Row]] = {"off": [], "on": []}
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        servers = {name: server(name, args.device, Path(scratch)) for name in FLAGS}
+        with ThreadPoolExecutor(2) as starting:  # both at once: a start is half a minute
+            list(starting.map(lambda each: stack.enter_context(each), servers.values()))
+        for each in servers.values():
+            measure(each, bursts, [bursts.prompts(), bursts.prompts()])
+        looked_s = busy_s = 0.0
+        began = time.perf_counter()
+        for number in range(args.rounds):
+            if number >= 4 and time.perf_counter() - began > args.seconds:
+                break
+            prompts = [bursts.prompts(), bursts.prompts()]
+            for name in ("off", "on") if number % 2 else ("on", "off"):
+                with ExitStack() as looking:
+                    if name == "on":
+                        before = looking_s(servers["on"])
+                        looking.enter_context(watched(servers["on"]))
+                    start = time.perf_counter()
+                    values[name].append(measure(servers[name], bursts, prompts))
+                    took_s = time.perf_counter() - start
+                if name == "on":
+                    looked_s += looking_s(servers["on"]) - before
+                    busy_s += took_s
+    return summary(args, load, values, looked_s / busy_s)
+
+
+def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], share: float) -> Row:
+    row: Row = {"device": args.device, "load": load._asdict(), "rounds": len(values["on"]), "scheduler_share": share}
+    for what in ("requests_per_s", "decode_step_ms"):
+        pairs = [(on[what], off[what]) for on, off in zip(values["on"], values["off"], strict=True)]
+        ratios = [on / off for on, off in pairs]
+        first, middle, third = statistics.quantiles(ratios, n=4)
+        row[what] = {
+            "on": median([on for on, _ in pairs]),
+            "off": median([off for _, off in pairs]),
+            "on_by_off": middle,
+            "quartiles": [first, third],
+        }
+    return row | {"raw": values}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=list(LOADS), default="cpu")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=150.0, help="begin no other round after so long")
+    parser.add_argument("--out", help="default: observe_cost.json among this device's results")
+    args = parser.parse_args()
+    folder = "h200" if args.device == "cuda" else "cpu"
+    out = Path(args.out) if args.out else RESULTS / folder / "observe_cost.json"
+    results = ResultFile(out, "observe_cost", ["device"], device=args.device)
+    row = run(args)
+    results.add(row)
+    print(
+        f"{row['rounds']} rounds; looking took {row['scheduler_share']:.2%} of the scheduler's time, by its own count"
+    )
+    for what in ("requests_per_s", "decode_step_ms"):
+        figures = row[what]
+        print(
+            f"{what}: on {figures['on']:.3f}, off {figures['off']:.3f}, on / off {figures['on_by_off']:.4f} "
+            f"(quartiles {figures['quartiles'][0]:.4f}, {figures['quartiles'][1]:.4f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
