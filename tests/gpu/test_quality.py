@@ -37,11 +37,14 @@ OURS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 AT_ONCE = 4  # engines a GPU
 
 
-def run_arms(scratch: Path, spec: str, arms: dict[str, tuple[dict[str, Any], dict[str, str]]]) -> dict[str, Any]:
+def run_arms(
+    scratch: Path, spec: str, arms: dict[str, tuple[dict[str, Any], dict[str, str]]], gpus_each: int = 1
+) -> dict[str, Any]:
     """Start the arms, spread over the GPUs, a few at once on each, and load what they wrote."""
     (scratch / "jobs.json").write_text(spec)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    devices = gpus.split(",")
+    each = gpus.split(",")
+    devices = [",".join(each[first : first + gpus_each]) for first in range(0, len(each), gpus_each)]
     names, results = list(arms), {}
     for first in range(0, len(names), AT_ONCE * len(devices)):
         running = {}
