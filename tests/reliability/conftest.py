@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.reliability.load import Known, known_answers
-from tests.support.golden import stock_server
+from tests.support.golden import Golden
 from tests.support.server import STRICT, Server
 
 SOAK = os.environ.get("VATTN_SOAK") == "1"  # `make soak`: the long forms
@@ -18,10 +18,10 @@ SMALL_POOL = ["--kv-backend=vattn", "--page-size=16", "--chunked-prefill-size=64
 
 
 @pytest.fixture(scope="session")
-def known(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Known]:
-    """Prompts and the outputs of a stock server, which has stopped again."""
-    with stock_server(llama, tmp_path_factory.mktemp("stock")) as stock:
-        return known_answers(stock)
+def known(golden: Golden) -> list[Known]:
+    """Prompts and the outputs of a stock server."""
+    answers = golden.once("known", lambda: known_answers(golden.stock()))
+    return [Known(tuple(prompt), tuple(output)) for prompt, output in answers]
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
+from sglang_vattn._core import DriverError
 from tests.reliability.engine import Engine, Shape, settings
 from tests.reliability.invariants import check_end
 from tests.reliability.serve import mixed_jobs, serve
@@ -60,3 +63,17 @@ def test_no_row_is_waited_for_when_rows_or_mappings_are_used_up(shape: Shape) ->
     assert engine.tried["read_by_paged"] > 0
     check_end(engine)
     engine.close()
+
+
+def test_a_pool_for_which_there_is_no_memory_or_no_room_names_the_flags() -> None:
+    """Another process may take memory between SGLang's profiling and ours; more rows may be asked for than fit."""
+    with pytest.raises(DriverError, match=r"create: .*lower --mem-fraction-static or --max-total-tokens"):
+        Engine(Shape(), fail_first="create")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    try:  # 256 MiB of addresses are left, 100,000 rows want 5 GiB
+        resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (256 << 20), hard))
+        with pytest.raises(DriverError, match=r"ENOMEM.*lower --vattn-rows or --context-length"):
+            Engine(Shape(rows=100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    Engine(Shape(rows=100_000)).close()

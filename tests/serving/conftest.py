@@ -8,24 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.golden import Golden, stock_server
 from tests.support.server import STRICT, Server
 
 # Large enough that nothing is evicted in a sequential run, whatever the page size.
 AMPLE_POOL = "--max-total-tokens=131072"
-
-
-@pytest.fixture(scope="session")
-def stock(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Stock SGLang, page size 1, without any plugin."""
-    with stock_server(llama, tmp_path_factory.mktemp("stock")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def golden(stock: Server) -> Golden:
-    """The right answers."""
-    return Golden(stock)
 
 
 @pytest.fixture(scope="session")

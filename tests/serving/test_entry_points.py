@@ -60,7 +60,7 @@ def test_another_model_read_by_pages(qwen2: Path, tmp_path: Path) -> None:
     """Qwen2, against its own stock server; `--vattn-read pages` never uses the rows."""
     flags = ["--kv-backend=vattn", "--vattn-read=pages", "--page-size=16", AMPLE_POOL]
     with stock_server(qwen2, tmp_path / "stock") as stock:
-        cases = Golden(stock)["stress"]
+        cases = Golden(lambda: stock, tmp_path)["stress"]
     with Server(qwen2, tmp_path / "vattn", flags, env=STRICT) as server, unharmed(server):
         answers = server.many([(case.prompt, case.new_tokens) for case in cases], at_once=16)
         assert_same_outputs(cases, answers)

@@ -8,9 +8,11 @@ cached_tokens too are what an exact prefix cache must give.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support.client import Answer, Client
 from tests.support.server import NO_PLUGINS, STRICT, Server
@@ -32,27 +34,41 @@ def stock_server(model: Path, folder: Path) -> Server:
 
 
 class Golden:
-    """Answers of one stock server, each workload computed once, when first asked for."""
+    """Answers of a stock server, each workload computed once a session, when first asked for.
 
-    def __init__(self, stock: Client) -> None:
-        self._stock = stock
-        self._cases: dict[str, list[Case]] = {}
+    ``store`` is a folder that the session's test processes share: who asks first computes, under a lock; the others
+    read. The server is started (by calling ``stock``) only where something has to be computed.
+    """
+
+    def __init__(self, stock: Callable[[], Client], store: Path) -> None:
+        self.stock, self._store = stock, store
+        store.mkdir(parents=True, exist_ok=True)
 
     def __getitem__(self, workload: str) -> list[Case]:
-        if workload not in self._cases:
-            self._cases[workload] = self._compute(workload)
-        return self._cases[workload]
+        answers = self.once(workload, lambda: [list(case) for case in self._compute(workload)])
+        return [Case(tuple(prompt), new, tuple(output), cached) for prompt, new, output, cached in answers]
+
+    def once(self, name: str, compute: Callable[[], list[Any]]) -> list[Any]:
+        """What ``compute`` returns, in JSON's types; computed by the first of all processes that asks."""
+        path = self._store / f"{name}.json"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_text(json.dumps(compute()))
+        found: list[Any] = json.loads(path.read_text())
+        return found
 
     def output(self, prompt: Sequence[int], new_tokens: int) -> tuple[int, ...]:
         """The right output of a prompt that is in no workload."""
-        return self._stock.generate(prompt, new_tokens).output
+        return self.stock().generate(prompt, new_tokens).output
 
     def _compute(self, workload: str) -> list[Case]:
-        self._stock.flush()
+        stock = self.stock()
+        stock.flush()
         work = WORKLOADS[workload]()
         if work.at_once > 1:
             jobs = [(step.ids, step.new_tokens) for step in work.steps]
-            answers = self._stock.many(jobs, work.at_once)
+            answers = stock.many(jobs, work.at_once)
             return [self._case(*job, answer) for job, answer in zip(jobs, answers, strict=True)]
         cases: list[Case] = []
         for step in work.steps:
@@ -61,7 +77,7 @@ class Golden:
                 earlier = cases[step.follows]
                 before = earlier.prompt + earlier.output
             prompt = before + step.ids
-            cases.append(self._case(prompt, step.new_tokens, self._stock.generate(prompt, step.new_tokens)))
+            cases.append(self._case(prompt, step.new_tokens, stock.generate(prompt, step.new_tokens)))
         return cases
 
     @staticmethod

@@ -97,7 +97,18 @@ def main() -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    json.dump([_in_a_fork(arguments) for arguments in json.load(sys.stdin)], results)
+    argument_lists = list(enumerate(json.load(sys.stdin)))
+    flagged = [each for each in argument_lists if any(word.startswith("--kv-backend") for word in each[1])]
+    ended = {
+        number: _in_a_fork(arguments) for number, arguments in argument_lists if (number, arguments) not in flagged
+    }
+
+    # What the flag installs, once for all forks; each installs it again, which then finds it in place.
+    from sglang_vattn import plugin
+
+    plugin.install()
+    ended |= {number: _in_a_fork(arguments) for number, arguments in flagged}
+    json.dump([ended[number] for number in range(len(ended))], results)
     results.close()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real SGLang server in its own process group, stopped whatever happens.
 
-Every server is started through coreutils' `timeout`: none outlives LIFETIME_S, even if the
-process that started it is killed.
+None outlives the process that started it: a server of its own is started through coreutils' `timeout` and ends after
+LIFETIME_S, a forked one (see `zygote.py`) ends with its zygote.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from typing import IO, Self
 import psutil
 
 from tests.support.client import Client
+from tests.support.zygote import Forked, zygote
 
+LAUNCH = ("-m", "sglang.launch_server")
 START_LIMIT_S = 240
 STOP_LIMIT_S = 15
 LIFETIME_S = 1200
@@ -50,6 +52,8 @@ STRICT = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
 }
+# Read when they are needed, not when SGLang is imported.
+FORKABLE = {*STRICT, "SGLANG_PLUGINS"}
 # No plugin is loaded, ours neither: SGLang as it comes from its wheel.
 NO_PLUGINS = {"SGLANG_PLUGINS": "none"}
 
@@ -94,7 +98,11 @@ def free_port() -> int:
 
 
 class Server(Client):
-    """`with Server(model, folder, ["--kv-backend=vattn"]) as server: server.generate(...)`"""
+    """`with Server(model, folder, ["--kv-backend=vattn"]) as server: server.generate(...)`
+
+    It starts from the session's zygote, unless told not to, or started by another command, or given switches that
+    SGLang reads too early for that.
+    """
 
     def __init__(
         self,
@@ -102,35 +110,38 @@ class Server(Client):
         folder: Path,
         flags: Sequence[str] = (),
         env: Mapping[str, str] = STRICT,
-        command: Sequence[str] = ("-m", "sglang.launch_server"),
+        command: Sequence[str] = LAUNCH,
+        forked: bool = True,
     ) -> None:
         super().__init__(free_port())
         port = self.base.rsplit(":", 1)[1]
         self.log_path = folder / "server.log"
-        self.argv = [
-            *("timeout", "--kill-after=10", str(LIFETIME_S), sys.executable, *command),
-            *("--model-path", str(model), "--host=127.0.0.1", f"--port={port}"),
-            *BASE_FLAGS,
-            *flags,
-        ]
+        self._arguments = ["--model-path", str(model), "--host=127.0.0.1", f"--port={port}", *BASE_FLAGS, *flags]
+        self._command = ["timeout", "--kill-after=10", str(LIFETIME_S), sys.executable, *command]
+        early = any(name.startswith("SGLANG_") and name not in FORKABLE for name in env) or "PYTHONPATH" in env
+        self._forked = forked and command == LAUNCH and not early
         self._folder, self._env = folder, environment(env)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self._log: IO[bytes] | None = None
         self.start_s = 0.0
 
     # ---- life
     def start(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._log = self.log_path.open("wb")
-        self._process = subprocess.Popen(
-            self.argv,
-            cwd=self._folder,
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        if self._forked:
+            source = zygote(tuple(environment(STRICT).items()))
+            self._process = source.start(self._arguments, self._env, self._folder, self.log_path)
+        else:
+            self._log = self.log_path.open("wb")
+            self._process = subprocess.Popen(
+                [*self._command, *self._arguments],
+                cwd=self._folder,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         try:
             self._wait_until_healthy()
         except BaseException:
@@ -157,7 +168,8 @@ class Server(Client):
             return
         if process.poll() is None:
             family = psutil.Process(process.pid).children(recursive=True)
-            for launcher in psutil.Process(process.pid).children():  # of `timeout`: there is one
+            first = psutil.Process(process.pid)
+            for launcher in [first] if self._forked else first.children():  # of `timeout`: there is one
                 launcher.send_signal(signal.SIGINT)
             psutil.wait_procs(family, timeout=STOP_LIMIT_S)
         with contextlib.suppress(ProcessLookupError):
