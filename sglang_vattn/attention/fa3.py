@@ -7,7 +7,7 @@ decode choose per batch. What rows do not serve goes to SGLang's own code, by pa
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
@@ -36,11 +36,8 @@ class Fa3RowBackend(FlashAttentionBackend):
     ``groups`` holds the device side of the batch's groups while it reads common prefixes once, else None.
     """
 
-    current: ClassVar[Fa3RowBackend | None] = None  # the one of this process's model; graph_variants asks for it
-
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
-        type(self).current = self
         pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
         assert isinstance(pool, VattnPool) and isinstance(allocator, VattnAllocator)
         self.pool, self.allocator = pool, allocator
@@ -57,7 +54,12 @@ class Fa3RowBackend(FlashAttentionBackend):
             or self.fa_skip_kv_cache
             or self.attn_cp_size > 1
         )
-        allocator.reading.rows_possible = allocator.reading.share_possible = self._model_fits
+        # A captured graph of groups has no other way to read, so every layer must be able to; and the merge takes heads
+        # of a power of two.
+        windows = runner.sliding_window_size not in (None, -1)
+        whole = not windows and self.head_dim & (self.head_dim - 1) == 0
+        allocator.reading.rows_possible = self._model_fits
+        allocator.reading.share_possible = self._model_fits and whole
 
     # ------------------------------------------------------------------ metadata
 
@@ -188,6 +190,13 @@ class Fa3RowBackend(FlashAttentionBackend):
         self.store(k, v, layer, forward_batch, save_kv_cache)
         return self._read_rows(q, layer, forward_batch, return_lse, **kw)
 
+    def query(self, q: torch.Tensor, layer: Any, sequences: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The query in the dtype of the KV cache, and the scales of fp8 keys and values, (sequences, kv_heads)."""
+        q, _, _, k_descale, v_descale = self.prepare_paged_mha_query(
+            q, None, None, layer, logical_batch_size=sequences, kv_head_num=layer.tp_k_head_num, is_prefill=False
+        )
+        return q, {} if k_descale is None else {"k_descale": k_descale, "v_descale": v_descale}
+
     def store(
         self, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any, forward_batch: Any, save_kv_cache: bool
     ) -> None:
@@ -208,8 +217,10 @@ class Fa3RowBackend(FlashAttentionBackend):
         index = layer.layer_id - self.pool.start_layer
         buffer = getattr(forward_batch, "_attn_output", None)
         kwargs = {} if sinks is None else {"sinks": sinks}
+        assert self.row_index is not None
+        q, scales = self.query(q.reshape(-1, layer.tp_q_head_num, layer.head_dim), layer, len(self.row_index))
         result = flash_attn_with_kvcache(
-            q=q.reshape(-1, layer.tp_q_head_num, layer.head_dim),
+            q=q,
             k_cache=self.pool.k_rows[index],
             v_cache=self.pool.v_rows[index],
             cache_batch_idx=self.row_index,
@@ -225,6 +236,7 @@ class Fa3RowBackend(FlashAttentionBackend):
             out=None if buffer is None else buffer.view(-1, layer.tp_q_head_num, layer.v_head_dim),
             scheduler_metadata=None if windowed else metadata.scheduler_metadata,
             ver=self.fa_impl_ver,
+            **scales,
             **kwargs,
         )
         out = result[0] if return_lse else result

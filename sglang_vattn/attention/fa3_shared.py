@@ -59,6 +59,7 @@ class SharedDecode:
         main, side = torch.cuda.current_stream(), self._side_stream
         side.wait_stream(main)
         with torch.cuda.stream(side):
+            ordered_q, scales = self.backend.query(ordered_q, layer, groups.room)
             shared, shared_lse, *_ = flash_attn_with_kvcache(
                 q=ordered_q,
                 k_cache=self.pool.k_rows[index],
@@ -69,9 +70,11 @@ class SharedDecode:
                 max_seqlen_q=len(groups.order),
                 causal=False,
                 scheduler_metadata=groups.schedule,
+                **scales,
                 **common,
             )
         k_pages, v_pages = self.backend.get_paged_mha_kv_cache(layer)
+        q, scales = self.backend.query(q, layer, len(q))
         own, own_lse, *_ = flash_attn_with_kvcache(
             q=q,
             k_cache=k_pages,
@@ -83,6 +86,7 @@ class SharedDecode:
             causal=True,
             num_splits=self.backend.num_splits,
             scheduler_metadata=metadata.scheduler_metadata,
+            **scales,
             **common,
         )
         main.wait_stream(side)

@@ -71,8 +71,8 @@ def prompt_groups(count: int = 200, seed: int = 1) -> list[list[dict[str, Any]]]
     return groups
 
 
-def filler(tokens: int = 200_000, each: int = 20_000) -> list[list[dict[str, Any]]]:
-    """Prompts that only take slots: what comes after them lies past 2**31 elements of 16,384 a slot."""
+def filler(tokens: int = 300_000, each: int = 20_000) -> list[list[dict[str, Any]]]:
+    """Prompts that only take slots: what comes after them lies past 2**31 elements of 8,192 a slot (and stripe)."""
     rng = random.Random(2)
     prompts = [[rng.randrange(2, NAN_TOKEN) for _ in range(each)] for _ in range(tokens // each)]
     return [[{"ids": ids, "output": 1, "skip": True}] for ids in prompts]
