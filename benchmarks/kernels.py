@@ -2,7 +2,7 @@
 """The attention call alone: by pages against by rows, for every attention kernel installed.
 
     python -m benchmarks.kernels                     # host: torch_native's gather against rows
-    python -m benchmarks.kernels --device cuda       # GPU: FA3 (FA4, FlashAttention 2, SDPA where they are installed)
+    python -m benchmarks.kernels --device cuda       # GPU: FA3, and all of docs/kernels.md that are installed
 
 All arms of a case run in one process and take turns. Prefill has no prefix, extend adds new tokens to one, decode adds
 one token. Figures are medians in ms a call; the spread is (max - min) / median on the GPU, and the distance of the
@@ -31,7 +31,9 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="keep the rows that --out has")
     parser.add_argument("--small", action="store_true", help="few cases, few rounds")
     parser.add_argument("--rounds", type=int, help="measurements of an arm (host 15, GPU 20)")
-    parser.add_argument("--kernels", nargs="+", help="GPU: fa3, fa4, fa2, sdpa (default: those installed)")
+    parser.add_argument(
+        "--kernels", nargs="+", help="GPU: fa3, fa2, fa4, flashinfer, sdpa, torch (default: those installed)"
+    )
     args = parser.parse_args()
     out = args.out or RESULTS / {"cpu": "cpu", "cuda": "h200"}[args.device] / "kernels.json"
     results = ResultFile(out, "kernels", ["kernel", "case"], device=args.device, resume=args.resume)

@@ -9,7 +9,6 @@ a token together. Slot numbers are the same in both: pages of 128 tokens in rand
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import torch
 
 from benchmarks.common import Row, median, spread
 from benchmarks.kernels_memory import DIM, HEADS, KV_HEADS, LAYERS, PAGE, Memory, int32
+from sglang_vattn.attention.kernels import RowBatch, RowKernel, load, refusal
 
 ROUNDS = 20
 PAGES = (1, 16, 64, 128)
@@ -195,10 +195,32 @@ def sdpa(memory: Memory, case: Case, rows: list[int]) -> dict[str, Callable[[int
     return {"gathered": gathered, "rows": by_row}
 
 
+def over_rows(name: str) -> Callable[[Memory, Case, list[int]], dict[str, Callable[[int], Call]]]:
+    """A kernel of ``--vattn-kernel`` (docs/kernels.md), beside FlashAttention 3 on the same rows."""
+
+    def arms(memory: Memory, case: Case, rows: list[int]) -> dict[str, Callable[[int], Call]]:
+        batch = RowBatch(
+            int32(rows),
+            int32([case.length] * case.batch),
+            int32([i * case.new for i in range(case.batch + 1)]),
+            case.new,
+            case.length,
+        )
+        q = torch.randn(case.batch * case.new, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+
+        def of(kernel: RowKernel) -> Callable[[int], Call]:
+            return lambda layer: lambda: kernel(q, *memory.rows[layer], batch, scale=DIM**-0.5)[0]
+
+        return {"fa3_rows": of(load("fa3")), "rows": of(load(name))}
+
+    return arms
+
+
 KERNELS: dict[str, Callable[[Memory, Case, list[int]], dict[str, Callable[[int], Call]]]] = {
     "fa3": fa3,
     "fa2": fa2,
     "sdpa": sdpa,
+    **{name: over_rows(name) for name in ("fa4", "flashinfer", "torch")},
 }
 
 
@@ -208,7 +230,7 @@ def serves(kernel: str, case: Case) -> bool:
 
 
 def installed() -> list[str]:
-    return ["fa3", *(["fa2"] if importlib.util.find_spec("flash_attn") else []), "sdpa"]
+    return [name for name in KERNELS if refusal(name, device="cuda") is None]
 
 
 def measure(args: argparse.Namespace, has: Callable[..., bool]) -> Iterator[Row]:

@@ -60,7 +60,7 @@ class Rows:
         granule = CUDA_GRANULE if device == "cuda" else HOST_GRANULE
         geometry = page_geometry(
             layers=LAYERS, kv_heads=shape.kv_heads, k_dim=shape.dim, v_dim=shape.dim, itemsize=dtype.itemsize,
-            granule_bytes=granule,
+            granule_bytes=granule, stripes=1,
         )  # fmt: skip
         self.page = geometry.page_size
         self.ahead = READ_AHEAD_TOKENS["cuda"]  # on the host, too: a kernel may read that far

@@ -1,39 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each family of models, and fp8 KV: greedy output and hits equal stock SGLang's, with prefixes that end in mid-page.
+"""Each family of models, LoRA adapters and fp8 KV: greedy output and hits equal stock SGLang's, hits in mid-page too.
 
-Tiny random models in float32 (tests/support/tiny_model.py). What the CPU cannot show, a GPU does: tests/gpu.
+Tiny random models in float32 (tests/support/tiny_model.py), a few seconds each (tests/support/engines.py). By real
+geometry, on a GPU: tests/gpu/test_models.py.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.checks import assert_same_hits, assert_same_outputs, unharmed
-from tests.support.client import Answer, Client
-from tests.support.golden import Case
-from tests.support.server import NO_PLUGINS, STRICT, Server
+from tests.kernels import document
+from tests.support.engines import Request, Run, log_of, run_all
+from tests.support.server import NO_PLUGINS, STRICT, TROUBLE, environment
 from tests.support.tiny_model import LORA_NAMES, tiny_model, write_lora
 from tests.support.workload import Workload, corner_lengths
 
 PAGE = 16
-POOL = 16384  # tokens: nothing is evicted
+ENGINE = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "dtype": "float32",
+    "context_length": 4096,
+    "disable_cuda_graph": True,
+    "skip_tokenizer_init": True,
+    "skip_server_warmup": True,
+    "log_level": "info",
+    "max_total_tokens": 32768,  # nothing is evicted
+}
+STOCK = {"page_size": 1}
+OURS = {"kv_backend": "vattn", "page_size": PAGE, "vattn_read": "rows"}
 
 
 class Arm(NamedTuple):
-    """A model to serve, with flags that both servers get."""
+    """A model to serve, with arguments that both engines get."""
 
     family: str
     token_bytes: int  # of K and V, as a page must hold them
-    flags: tuple[str, ...] = ()
+    arguments: dict[str, Any] = {}  # noqa: RUF012
+    adapters: tuple[str | None, ...] = (None,)
+    ours: dict[str, Any] = {}  # noqa: RUF012  # and what ours gets besides
 
 
 ARMS = {
+    "llama": Arm("llama", 2048),
     "qwen2": Arm("qwen2", 2048),
     "qwen3": Arm("qwen3", 4096),
     "mistral": Arm("mistral", 2048),
@@ -41,13 +57,15 @@ ARMS = {
     "gemma2": Arm("gemma2", 4096),
     "mixtral": Arm("mixtral", 2048),
     "qwen3-moe": Arm("qwen3_moe", 4096),
-    "llama-fp8-e4m3": Arm("llama", 512, ("--kv-cache-dtype=fp8_e4m3",)),
-    "llama-fp8-e5m2": Arm("llama", 512, ("--kv-cache-dtype=fp8_e5m2",)),
+    "fp8-e4m3": Arm("llama", 512, {"kv_cache_dtype": "fp8_e4m3"}),
+    "fp8-e5m2": Arm("llama", 512, {"kv_cache_dtype": "fp8_e5m2"}),
+    "added-kernel": Arm("llama", 2048, ours={"vattn_kernel": document.NAME}),
+    "lora": Arm("llama", 2048, {"lora_backend": "torch_native"}, (None, *LORA_NAMES)),
 }
 
 
-def work() -> Workload:
-    """Prefixes of one document around the borders of pages, conversations, and one batch's worth of long answers."""
+def requests(adapters: Sequence[str | None]) -> list[Request]:
+    """Prefixes of one document around the borders of pages, and a conversation; each once for every adapter in turn."""
     work = Workload(seed=11)
     document = work.tokens(5 * PAGE)
     work.add(document, 20)
@@ -56,74 +74,70 @@ def work() -> Workload:
     turn = work.add(document[:37], 20)
     for _ in range(2):
         turn = work.add(work.tokens(7), 20, follows=turn)
-    return work
+    return [
+        Request(step.ids, step.new_tokens, None if step.follows is None else step.follows * len(adapters) + i, adapter)
+        for step in work.steps
+        for i, adapter in enumerate(adapters)
+    ]
 
 
-def answers(client: Client, adapters: tuple[str | None, ...] = (None,)) -> list[Case]:
-    """The workload's requests one after the other, each once for every adapter."""
-    cases: list[Case] = []
-    for step in work().steps:
-        for i, adapter in enumerate(adapters):
-            before: tuple[int, ...] = ()
-            if step.follows is not None:
-                earlier = cases[step.follows * len(adapters) + i]
-                before = earlier.prompt + earlier.output
-            prompt = before + step.ids
-            answer = ask(client, prompt, step.new_tokens, adapter)
-            cases.append(Case(prompt, step.new_tokens, answer.output, answer.cached_tokens))
-    return cases
+def runs(root: Path, scratch: Path, ours: bool) -> list[Run]:
+    found: list[Run] = []
+    for arm in ARMS.values():
+        model = tiny_model(root / "build" / "models", arm.family)
+        own = OURS | arm.ours if ours else STOCK
+        engine = {**ENGINE, **own, **arm.arguments, "model_path": str(model)}
+        if len(arm.adapters) > 1:
+            engine["lora_paths"] = {name: str(scratch / name) for name in LORA_NAMES}
+        found.append({"engine": engine, "requests": requests(arm.adapters)})
+    return found
 
 
-def ask(client: Client, prompt: tuple[int, ...], new_tokens: int, adapter: str | None) -> Answer:
-    sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
-    body = {"input_ids": list(prompt), "sampling_params": sampling, "lora_path": adapter}
-    return Answer.parse(json.loads(client.text("/generate", body)))
+@pytest.fixture(scope="module")
+def results(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Stock's and ours for each arm; both engines' processes run side by side."""
+    scratch = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(LORA_NAMES):
+        write_lora(scratch / name, tiny_model(root / "build" / "models", "llama"), seed)
+    document.write_shown_kernel(root, scratch)
+    with ThreadPoolExecutor(2) as pool:
+        stock = pool.submit(run_all, runs(root, scratch, False), scratch / "stock", environment(NO_PLUGINS | STRICT))
+        path = {"PYTHONPATH": str(scratch)}
+        ours = pool.submit(run_all, runs(root, scratch, True), scratch / "ours", environment(STRICT | path))
+        both = dict(zip(ARMS, zip(stock.result(), ours.result(), strict=True), strict=True))
+    assert not TROUBLE.findall(log_of(scratch / "ours"))
+    return both
 
 
-@contextmanager
-def stock(model: Path, folder: Path, flags: tuple[str, ...]) -> Iterator[Server]:
-    common = ["--page-size=1", f"--max-total-tokens={POOL}", *flags]
-    with Server(model, folder / "stock", common, env=NO_PLUGINS | STRICT) as server:
-        yield server
+def differences(right: list[Any], got: list[Any]) -> str:
+    wrong = [i for i, (a, b) in enumerate(zip(right, got, strict=True)) if a != b]
+    return "; ".join(f"request {i}: {right[i]} by stock, {got[i]}" for i in wrong[:4])
 
 
-@contextmanager
-def ours(model: Path, folder: Path, flags: tuple[str, ...]) -> Iterator[Server]:
-    common = ["--kv-backend=vattn", f"--page-size={PAGE}", f"--max-total-tokens={POOL}", "--vattn-read=rows", *flags]
-    with Server(model, folder / "ours", common, env=STRICT) as server, unharmed(server):
-        yield server
+@pytest.mark.parametrize("arm", ARMS)
+def test_same_output_and_hits(results: dict[str, tuple[dict[str, Any], dict[str, Any]]], arm: str) -> None:
+    stock, ours = results[arm]
+    assert "error" not in stock and "error" not in ours, (stock, ours)
+    distinct = {tuple(output) for output in stock["outputs"]}
+    assert len(distinct) > len(stock["outputs"]) // 2, "a model that always says the same shows nothing"
+    for what in ("outputs", "cached", "together"):
+        assert stock[what] == ours[what], f"{what}: {differences(stock[what], ours[what])}"
 
 
-@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
-def test_same_output_and_hits(arm: Arm, root: Path, tmp_path: Path) -> None:
-    model = tiny_model(root / "build" / "models", arm.family)
-    with stock(model, tmp_path, arm.flags) as server:
-        right = answers(server)
-    assert len({case.output for case in right}) > len(right) // 2, "a model that always says the same shows nothing"
-    with ours(model, tmp_path, arm.flags) as server:
-        got = answers(server)
-        counters = server.vattn()
-        batch = server.many([(case.prompt, case.new_tokens) for case in right], at_once=16)
-    assert_same_outputs(right, [Answer(case.output, 0, case.cached_tokens, "length", {}) for case in got])
-    assert_same_hits(right, [Answer(case.output, 0, case.cached_tokens, "length", {}) for case in got])
-    assert_same_outputs(right, batch)
-    assert counters["page_bytes"] == PAGE * arm.token_bytes
+@pytest.mark.parametrize("arm", ARMS)
+def test_it_was_ours_that_served(results: dict[str, tuple[dict[str, Any], dict[str, Any]]], arm: str) -> None:
+    stock, ours = results[arm]
+    counters = ours["vattn"]
+    assert stock["vattn"] == {}
+    assert counters["page_bytes"] == PAGE * ARMS[arm].token_bytes
     assert counters["tokens_copied"] > 0, "no hit ended in mid-page"
     assert counters["batches_rows"] > 10 * counters["batches_pages"]
+    assert ours["after_flush"]["free"] == ours["after_flush"]["num_pages"]
 
 
-def test_adapters_share_nothing_and_change_the_output(llama: Path, tmp_path: Path) -> None:
-    """LoRA: the base model and two adapters in turn, each against stock."""
-    for seed, name in enumerate(LORA_NAMES):
-        write_lora(tmp_path / name, llama, seed)
-    paths = [f"{name}={tmp_path / name}" for name in LORA_NAMES]
-    flags = ("--lora-backend=torch_native", "--lora-paths", *paths)
-    adapters = (None, *LORA_NAMES)
-    with stock(llama, tmp_path, flags) as server:
-        right = answers(server, adapters)
-    assert len({case.output for case in right[: len(adapters)]}) == len(adapters)
-    with ours(llama, tmp_path, flags) as server:
-        got = answers(server, adapters)
-        assert server.vattn()["tokens_copied"] > 0
-    assert_same_outputs(right, [Answer(case.output, 0, case.cached_tokens, "length", {}) for case in got])
-    assert_same_hits(right, [Answer(case.output, 0, case.cached_tokens, "length", {}) for case in got])
+def test_adapters_change_the_output(results: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """And a prompt that one adapter has cached is no hit for another: the first of each three is not cached at all."""
+    stock, ours = results["lora"]
+    count = 1 + len(LORA_NAMES)
+    assert len({tuple(output) for output in stock["outputs"][:count]}) == count
+    assert ours["cached"][:count] == [0] * count

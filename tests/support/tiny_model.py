@@ -5,7 +5,8 @@ Four layers, two KV heads of 32 dimensions: 2 KiB of KV a token in float32, so a
 of 4 KiB holds two tokens. The weights are seeded and spread wide (`initializer_range`), so
 greedy output varies with the whole prompt: one wrong byte of KV changes the tokens.
 
-`FAMILIES` says how each family departs from that.
+`FAMILIES` says how each family departs from that, `GEOMETRIES` which heads its published models have: those are
+for a GPU, in bfloat16, with few layers and a small vocabulary.
 """
 
 from __future__ import annotations
@@ -67,7 +68,21 @@ FAMILIES = {
             "norm_topk_prob": True,
         },
     ),
-    "gemma2": Family("Gemma2", {"head_dim": 64, "sliding_window": 64}),  # every other layer sees a window
+    "gemma2": Family(  # every other layer sees a window
+        "Gemma2", {"head_dim": 64, "sliding_window": 64, "hidden_act": "gelu_pytorch_tanh"}
+    ),
+}
+_QWEN3_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 256}
+#: query heads, KV heads, head dimension, and what else is not as in FAMILIES
+GEOMETRIES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "llama": (32, 8, 128, {}),  # Llama-3.1-8B
+    "qwen2": (28, 4, 128, {"hidden_size": 28 * 128}),  # Qwen2.5-7B
+    "qwen3": (32, 8, 128, {}),  # Qwen3-8B
+    "mistral": (32, 8, 128, {}),  # Mistral-7B
+    "gemma": (8, 1, 256, {}),  # Gemma-2B
+    "gemma2": (16, 8, 256, {"sliding_window": 256}),  # Gemma-2-9B
+    "mixtral": (32, 8, 128, {"num_local_experts": 8}),  # Mixtral-8x7B
+    "qwen3_moe": (32, 4, 128, _QWEN3_EXPERTS),  # Qwen3-30B-A3B
 }
 LORA_NAMES = ("lora-a", "lora-b")  # adapters in the tiny Llama's folder
 LORA_RANK = 4
@@ -99,6 +114,37 @@ def write_tiny_model(folder: Path, family: str = "llama") -> None:
     model: Any = getattr(transformers, f"{name}ForCausalLM")(config)
     model.to(torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def write_model_of_geometry(folder: Path, family: str) -> None:
+    """Write a bfloat16 model with the heads of `GEOMETRIES` into `folder`: four layers, 512 tokens."""
+    import torch
+    import transformers
+
+    torch.manual_seed(SEED)
+    name, tiny = FAMILIES[family]
+    q_heads, kv_heads, dim, own = GEOMETRIES[family]
+    shape: dict[str, Any] = {
+        **tiny,
+        "vocab_size": 512,
+        "hidden_size": 1024,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": q_heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 32768,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+        "dtype": "bfloat16",
+        **({"head_dim": dim} if family != "qwen2" else {}),
+        **own,
+    }
+    config = getattr(transformers, f"{name}Config")(**shape)
+    model: Any = getattr(transformers, f"{name}ForCausalLM")(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
 
 
 def write_lora(folder: Path, base: Path, seed: int) -> None:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each family of models by its real heads, fp8 KV and every kernel that serves: on the GPU, against stock SGLang.
+
+    python -m pytest -s --noconftest -o pythonpath= -o addopts= tests/gpu/test_models.py
+
+Random weights, four layers (tests/support/tiny_model.py). As in test_quality.py: the distributions of output tokens
+stay within the noise of stock, and every request hits as many tokens as with stock at page size 1.
+VATTN_GPU_GROUPS=kernels,gemma2 runs those groups alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from sglang_vattn.attention.kernels import kernel_class, refusal
+from tests.gpu.test_quality import divergences, summary
+from tests.support.engines import Request, Run, log_of, run_all
+from tests.support.tiny_model import GEOMETRIES, LORA_NAMES, write_lora, write_model_of_geometry
+
+VOCABULARY = 512
+AT_ONCE = 4  # engines on the GPU
+ENGINE = {
+    "skip_tokenizer_init": True,
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "context_length": 32768,
+    "mem_fraction_static": 0.7,
+    "max_total_tokens": 128 * 1024,
+    "max_running_requests": 16,
+    "cuda_graph_bs_decode": [1, 8, 16],
+    "cuda_graph_backend_prefill": "disabled",
+    "skip_server_warmup": True,
+    "random_seed": 0,
+    "log_level": "info",
+}
+
+
+class Group(NamedTuple):
+    """Stock's engine, another of stock whose distance from it is the noise, and ours, each with what it adds."""
+
+    family: str
+    stock: dict[str, Any]
+    noise: dict[str, Any]
+    ours: dict[str, dict[str, Any]]
+    adapters: tuple[str | None, ...] = (None,)
+
+
+FA3, ROWS = {"attention_backend": "fa3"}, {"rows": {"vattn_read": "rows"}}
+E4M3, E5M2 = {"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8_e5m2"}
+PAGE128 = {"page_size": 128}
+KERNELS = {
+    # Beside Triton, so that what the kernel does not read is told apart.
+    name: {"attention_backend": "triton", "vattn_read": "rows", "vattn_kernel": name}
+    | ({} if kernel_class(name).capturable else {"disable_decode_cuda_graph": True})
+    for name in ("fa3", "fa2", "fa4", "flashinfer", "sdpa", "torch")
+}
+GROUPS = {
+    "kernels": Group("llama", FA3, {"attention_backend": "triton"}, KERNELS),
+    **{family: Group(family, FA3, PAGE128, ROWS) for family in GEOMETRIES},
+    "lora": Group("llama", FA3 | {"lora_backend": "triton"}, PAGE128, ROWS, (None, *LORA_NAMES)),
+    "fp8-e4m3": Group("llama", FA3 | E4M3, PAGE128, ROWS),
+    "fp8-e4m3-256": Group("gemma", FA3 | E4M3, PAGE128, ROWS),
+    "fp8-e5m2": Group("llama", E5M2 | {"attention_backend": "triton"}, {"disable_radix_cache": True}, {"pages": {}}),
+}
+CHOSEN = os.environ.get("VATTN_GPU_GROUPS", ",".join(GROUPS)).split(",")
+
+
+def requests(adapters: Sequence[str | None]) -> list[Request]:
+    """Prefixes of two documents, whose cuts lie around borders of pages and in mid-page."""
+    rng = random.Random(5)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(2, VOCABULARY) for _ in range(count)]
+
+    found = []
+    for document in (tokens(1200), tokens(900)):
+        for cut in (len(document), 127, 128, 129, 300, 511, 512, 513, 700, 850):
+            found += [(document[:cut] + tokens(rng.randrange(1, 60)), 16) for _ in range(2)]
+    return [Request(ids, new, None, adapter) for ids, new in found for adapter in adapters]
+
+
+def refused(name: str) -> str | None:
+    return refusal(name, device="cuda") if name in KERNELS else None
+
+
+def runs_of(group: Group, scratch: Path) -> dict[str, Run]:
+    common = {**ENGINE, **group.stock, "model_path": str(scratch / group.family)}
+    if len(group.adapters) > 1:
+        common["lora_paths"] = {adapter: str(scratch / adapter) for adapter in LORA_NAMES}
+        common["max_loras_per_batch"] = len(group.adapters)
+    engines = {"stock": common | {"page_size": 1}, "noise": common | {"page_size": 1} | group.noise}
+    engines |= {name: common | {"kv_backend": "vattn"} | own for name, own in group.ours.items() if not refused(name)}
+    wanted = requests(group.adapters)
+    return {name: {"engine": engine, "requests": wanted} for name, engine in engines.items()}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str, Any]], Path]:
+    """What each engine of each group answered, and the folder with the distributions; four groups at once."""
+    scratch = Path(os.environ.get("VATTN_GPU_SCRATCH") or tmp_path_factory.mktemp("models"))
+    families = {GROUPS[name].family for name in CHOSEN}
+    for family in families:
+        write_model_of_geometry(scratch / family, family)
+    if "lora" in CHOSEN:
+        for seed, adapter in enumerate(LORA_NAMES):
+            write_lora(scratch / adapter, scratch / "llama", seed)
+
+    def run(name: str) -> dict[str, Any]:
+        began = time.monotonic()
+        wanted = runs_of(GROUPS[name], scratch)
+        for engine, one in wanted.items():
+            one["distributions"] = (str(scratch / f"{name}-{engine}.npz"), VOCABULARY)
+        done = dict(zip(wanted, run_all(list(wanted.values()), scratch / f"log-{name}", os.environ), strict=True))
+        print(f"{name}: {len(wanted)} engines in {time.monotonic() - began:.0f} s")
+        if any("error" in result for result in done.values()):
+            print(log_of(scratch / f"log-{name}")[-6000:])
+        return done
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(CHOSEN, pool.map(run, CHOSEN), strict=True)), scratch
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in CHOSEN for name in GROUPS[group].ours])
+def test_within_the_noise_of_stock(results: tuple[dict[str, dict[str, Any]], Path], group: str, name: str) -> None:
+    found, scratch = results
+    if reason := refused(name):
+        print(f"\nrefused: {reason}")
+        assert "pip install" in reason
+        return
+    for engine in ("stock", "noise", name):
+        assert "error" not in found[group][engine], f"{engine}: {found[group][engine]}; its log is above"
+    stock, noise, ours = (np.load(scratch / f"{group}-{engine}.npz") for engine in ("stock", "noise", name))
+    count = len(requests(GROUPS[group].adapters))
+    floor, off = summary(divergences(stock, noise, count)), summary(divergences(stock, ours, count))
+    counters = found[group][name]["vattn"]
+    rows, pages = counters["batches_rows"], counters["batches_pages"]
+    print(f"\n{group} {name}: KL noise {floor}, ours {off}, batches by rows {rows}, by pages {pages}")
+    assert off["tokens"] > 200
+    for key in ("mean", "p99"):
+        assert off[key] <= 1.5 * floor[key], (key, off[key], floor[key])
+    assert found[group]["stock"]["cached"] == found[group][name]["cached"]
+    assert found[group][name]["after_flush"]["free"] == counters["num_pages"]
+    assert counters["tokens_copied"] > 0
+    assert rows > 10 * pages if name != "pages" else rows == 0

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many small engines, one after the other, in processes forked from one that has imported SGLang.
+
+    python -m tests.support.engines SPEC.json OUT.json
+
+A server of its own takes half a minute to start, nearly all of it imports. Here a model takes a few seconds, so every
+family of models can be compared, with the flag and without. SPEC is a list of :class:`Run`, OUT a list of results::
+
+    {"outputs": [[token, ..], ..], "cached": [n, ..], "together": [[token, ..], ..], "vattn": {..}, "after_flush": {..}}
+
+``outputs`` are answers to ``requests`` one at a time, ``together`` to the same prompts at once, when all are cached.
+With ``distributions``, a file of that name holds for each of the latter ``tokens_i`` and ``logprobs_i`` over the whole
+vocabulary, as tests/gpu/arm.py writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+RUN_LIMIT_S = 240
+
+
+class Request(NamedTuple):
+    """Ids; with ``follows``, behind that request's prompt and output."""
+
+    ids: Sequence[int]
+    new_tokens: int
+    follows: int | None = None
+    adapter: str | None = None
+
+
+class Run(TypedDict):
+    engine: dict[str, Any]  # arguments of sglang.Engine
+    requests: Sequence[Request]
+    distributions: NotRequired[tuple[str, int]]  # file, vocabulary
+
+
+def run_all(runs: Sequence[Run], scratch: Path, env: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The results of these runs, made in a process of its own with this environment; its log is scratch/log.
+
+    The result of an engine that failed is ``{"error": ..}``.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    (scratch / "spec.json").write_text(json.dumps(runs))
+    with (scratch / "log").open("wb") as log:
+        code = subprocess.run(
+            [sys.executable, "-m", "tests.support.engines", str(scratch / "spec.json"), str(scratch / "out.json")],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            cwd=Path(__file__).resolve().parents[2],
+            timeout=RUN_LIMIT_S * len(runs),
+            check=False,
+        ).returncode
+    if code:
+        raise RuntimeError(f"the engines ended with {code}; the end of their log:\n{log_of(scratch)[-6000:]}")
+    results: list[dict[str, Any]] = json.loads((scratch / "out.json").read_text())
+    return results
+
+
+def log_of(scratch: Path) -> str:
+    return (scratch / "log").read_text(errors="replace")
+
+
+def _unpin() -> None:
+    """SGLang's LoRA pins its host tensors, which torch cannot do without a GPU. For nobody's speed here: pin none."""
+    import torch
+
+    def unpinned(function: Any) -> Any:
+        return lambda *a, pin_memory=False, **kw: function(*a, **kw)
+
+    if not torch.cuda.is_available():
+        for name in ("tensor", "empty", "zeros", "arange"):
+            setattr(torch, name, unpinned(getattr(torch, name)))
+        torch.Tensor.pin_memory = lambda self, *a, **kw: self
+
+
+def _serve(run: Run) -> dict[str, Any]:
+    import sglang
+
+    engine = sglang.Engine(**run["engine"])
+    requests = [Request(*request) for request in run["requests"]]
+    prompts: list[list[int]] = []
+    result: dict[str, Any] = {"outputs": [], "cached": []}
+
+    def sampling(new_tokens: int) -> dict[str, Any]:
+        return {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+
+    for request in requests:
+        before = [] if request.follows is None else prompts[request.follows] + result["outputs"][request.follows]
+        prompts.append([*before, *request.ids])
+        answer = engine.generate(
+            input_ids=prompts[-1], sampling_params=sampling(request.new_tokens), lora_path=request.adapter
+        )
+        result["outputs"].append(answer["output_ids"])
+        result["cached"].append(answer["meta_info"]["cached_tokens"])
+    result["vattn"] = _counters(engine)
+    file, vocabulary = run.get("distributions", ("", 0))
+    answers = engine.generate(
+        input_ids=prompts,
+        sampling_params=[sampling(request.new_tokens) for request in requests],
+        lora_path=[request.adapter for request in requests] if any(r.adapter for r in requests) else None,
+        **({"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": vocabulary} if file else {}),
+    )
+    result["together"] = [answer["output_ids"] for answer in answers]
+    if file:
+        _save_distributions(answers, file, vocabulary)
+    engine.flush_cache()
+    result["after_flush"] = _counters(engine)
+    engine.shutdown()
+    return result
+
+
+def _save_distributions(answers: Sequence[dict[str, Any]], file: str, vocabulary: int) -> None:
+    import numpy as np
+
+    from tests.gpu.arm import distribution
+
+    out = {}
+    for i, answer in enumerate(answers):
+        out[f"tokens_{i}"] = np.array(answer["output_ids"])
+        top = answer["meta_info"]["output_top_logprobs"]
+        out[f"logprobs_{i}"] = np.stack([distribution(one, vocabulary) for one in top])
+    np.savez(file, **out)
+
+
+def _counters(engine: Any) -> dict[str, Any]:
+    found: dict[str, Any] = engine.get_server_info()["internal_states"][0].get("vattn") or {}
+    return found
+
+
+def _in_a_fork(run: Run, out: Path) -> dict[str, Any]:
+    import torch
+
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()  # so that what it starts can be ended with it
+        code = 1
+        try:
+            # SGLang asks for "spawn", for CUDA's sake. Importing it does not touch CUDA; if it did, no fork would do.
+            multiprocessing.set_start_method("spawn" if torch.cuda.is_initialized() else "fork", force=True)
+            multiprocessing.set_start_method = lambda *a, **kw: None
+            if run["engine"].get("lora_paths"):
+                _unpin()
+            out.write_text(json.dumps(_serve(run)))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    deadline = time.monotonic() + RUN_LIMIT_S
+    try:
+        while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+            if time.monotonic() > deadline:
+                return {"error": f"more than {RUN_LIMIT_S} s"}
+            time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # nothing of it is left
+    if ended[1]:
+        return {"error": f"ended with {os.waitstatus_to_exitcode(ended[1])}"}
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def main() -> None:
+    spec, out = Path(sys.argv[1]), Path(sys.argv[2])
+    import sglang.srt.entrypoints.engine
+    import sglang.srt.managers.scheduler  # noqa: F401
+
+    results = []
+    for i, run in enumerate(json.loads(spec.read_text())):
+        began = time.monotonic()
+        results.append(_in_a_fork(run, out.with_suffix(f".{i}")))
+        print(f"engine {i}: {time.monotonic() - began:.1f} s {results[-1].get('error', '')}", flush=True)
+    out.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
