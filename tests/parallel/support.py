@@ -20,13 +20,9 @@ Job = tuple[list[int], int]  # prompt, new tokens
 
 
 def two_ranks(
-    model: Path,
-    folder: Path,
-    flags: Sequence[str],
-    of_ranks: Sequence[dict[str, str]],
-    env: dict[str, str] | None = None,
+    model: Path, folder: Path, flags: Sequence[str], of_ranks: Sequence[dict[str, str]], **env: str
 ) -> Server:
-    """A server of ours; `of_ranks`: environment variables of each rank alone. Traces go to `folder`."""
+    """A server of ours; `of_ranks`: environment variables of each rank alone, `env`: of all. Traces go to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     plugin = {
         "PYTHONPATH": str(PLUGIN),

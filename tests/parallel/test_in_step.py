@@ -68,7 +68,9 @@ class Pair:
         for rank, engine in enumerate(self.engines):
             engine.reading.ranks = ThreadRanks(rank, self.table, engine)
 
-    def run(self, before_step: Callable[[int, Engine], None] = lambda rank, engine: None) -> None:
+    def run(self, between: Callable[[int, Engine], None] = lambda rank, engine: None, outputs: int = 6) -> None:
+        """Serve all jobs on both; ``between`` two steps of a rank."""
+
         def one(rank: int) -> None:
             engine = self.engines[rank]
 
@@ -81,10 +83,10 @@ class Pair:
                 ))  # fmt: skip
                 self.told[rank][-1] = (repr(self.told[rank][-1]),)
                 self.mapped[rank].append(engine.space.stats()["pages_mapped"])
-                before_step(rank, engine)
+                between(rank, engine)
 
             try:
-                serve(engine, JOBS, outputs=6, after_step=step)
+                serve(engine, JOBS, outputs, after_step=step)
             except BaseException:
                 self.table.barrier.abort()
                 raise
@@ -107,7 +109,12 @@ class Pair:
 def test_a_late_rank_decides_as_the_other(read: str) -> None:
     pair = Pair(SHAPE._replace(read=read))
     pair.engines[1].driver.set_delay("map", 0.002)
-    pair.run()
+
+    def catch_up_now_and_then(rank: int, engine: Engine) -> None:
+        if len(pair.told[rank]) % 4 == 0:
+            engine.settle()
+
+    pair.run(catch_up_now_and_then)
     assert pair.told[0] == pair.told[1]
     assert len(pair.told[0]) > 500
     tried = [engine.tried for engine in pair.engines]
@@ -138,8 +145,8 @@ def test_a_rank_whose_map_fails_tells_the_other() -> None:
 
 
 def test_what_all_have_affirmed_needs_no_other_vote() -> None:
-    pair = Pair()
-    pair.run(lambda rank, engine: engine.settle())
+    pair = Pair(SHAPE._replace(page_size=16, pages=14))
+    pair.run(lambda rank, engine: engine.settle(), outputs=14)
     forwards = sum(pair.engines[0].tried[f"read_by_{way}"] for way in ("rows", "paged", "shared"))
     print(f"\n{pair.table.votes} votes, {forwards} forwards")
     assert 0 < pair.table.votes < 0.9 * forwards
