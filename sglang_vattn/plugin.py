@@ -51,8 +51,11 @@ def install() -> None:
     from sglang_vattn import hooks
 
     for hook in hooks.HOOKS:
-        if hook.target not in HookRegistry._patched and hook.target not in HookRegistry._hooks:
-            HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
+        if any(function is hook.function for _, function, _ in HookRegistry._hooks.get(hook.target, ())):
+            continue
+        HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
+        if hook.target in HookRegistry._patched:  # by another plugin, which was applied before: ours goes around it
+            HookRegistry._apply_target(hook.target, HookRegistry._hooks[hook.target][-1:])
     HookRegistry.apply_hooks()
     missing = [hook.target for hook in hooks.HOOKS if hook.target not in HookRegistry._patched]
     missing += hooks.register_factories()
