@@ -65,9 +65,9 @@ def _wrap() -> None:
     plan, match, evict = Reading.plan, tree_cache.VattnTreeCache.match_prefix, tree_cache.VattnTreeCache.evict_pages
     traces: list[Trace] = []
 
-    def open_with_environment(device: str) -> Any:
+    def open_with_environment(*a: Any) -> Any:
         os.environ.update(of_ranks[_rank()] if of_ranks else {})
-        return open_driver(device)
+        return open_driver(*a)
 
     def build_and_trace(*a: Any, **kw: Any) -> Any:
         allocator = build(*a, **kw)
