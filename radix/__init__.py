@@ -27,7 +27,8 @@ It holds because a node's pages come from one request's row, and that row held t
     insert   stores, for tokens [cached, n), the row's pages cached//P .. ceil(n/P): the seam page is the row's own.
     split    at cut (in mid-page) lets both halves refer to the seam page: `up` still needs [.., cut), the lower half
              still needs the page's first tokens. Its lock references follow: both halves are locked, or neither.
-    evict    removes whole leaves, so every remaining node is still the deepest one of a path as it was built.
+    evict    takes pages from the end of a leaf, cut at a page's end, so every remaining node is still the deepest one
+             of a path as it was built.
 
 So `path_pages` walks up once, and the first page that it meets for an index is the right one. C's path: 7 5.
 
@@ -40,7 +41,9 @@ parent's lock is at least the sum of its children's, and an unlocked node has no
 
 Stock's order. Access, hits and priority are counted where SGLang 0.5.23 counts them (default UnifiedRadixCache), so
 that the same leaf is evicted next: an access stamps the path; a split stamps both halves; `hits` and `priority` change
-at insert alone, on the nodes that the sequence covers, and a split's upper half inherits both.
+at insert alone, on the nodes that the sequence covers, and a split's upper half inherits both. Two things differ. Stock
+drops a leaf whole; here no more of its end goes than is asked for, since the rest may still be hit. And a page that is
+filled in part only goes first (`eviction`): at page size 1, where there is none, the order is stock's.
 
 Cost. Walking compares tokens with one C call a node: linear in the prompt, whatever the hit. Insert copies the suffix,
 a split the tokens of one node, evict touches only what it removes. Not thread-safe: the scheduler's thread calls.

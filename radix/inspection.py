@@ -76,16 +76,16 @@ def _nodes(tree: PrefixTree) -> Iterator[str]:
 
 def _queue(tree: PrefixTree) -> Iterator[str]:
     nodes = set(tree.walk())
-    entries = Counter(node for *_, node in tree.queue)
+    entries = Counter(node for _, node in tree.queue)
     for node in nodes:
         if node.is_evictable and node not in entries:
             yield f"evictable, but not in the eviction queue: {node}"
         if node.queued != (entries[node] == 1):
             yield f"{entries[node]} entries in the eviction queue, but queued is {node.queued}: {node}"
-    for rank, used, _, node in tree.queue:
+    for place, node in tree.queue:
         if node not in nodes:
             yield f"in the eviction queue, but not in the tree: {node}"
-        elif (rank, used) > (tree.queue.rank(node), node.used):
+        elif place > tree.queue.place(node):
             yield f"queued behind its true place: {node}"
 
 

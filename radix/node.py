@@ -19,11 +19,13 @@ class Node:
 
     Three kinds, told apart by depth: ``root_node`` and, below it, one root per namespace hold no token and no page;
     every other node holds at least one of each. A handle to a node stays valid while the node is locked: a split
-    keeps the object as the *lower* half, so ``end`` never changes. An evicted node has ``parent`` None.
+    keeps the object as the *lower* half, so ``end`` stays. Eviction cuts an unlocked leaf short, or off: then its
+    ``parent`` is None.
     """
 
     __slots__ = (
         "children",
+        "continued",
         "end",
         "hits",
         "lock",
@@ -47,6 +49,7 @@ class Node:
         self.end = start + len(tokens)
         self.pages = pages  # the pages that [start, end) touches, in order
         self.children: dict[Hashable, Node] = {}  # by first token; below root_node, by namespace
+        self.continued = False  # a path went on from here past its last page
         self.lock = 0  # locks on this node or below
         self.hits = 0  # inserts that walked through it (lfu, slru)
         self.priority = 0  # the highest of the requests that inserted through it

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class PrefixTree:
     """Tokens are array('q'); any int64 buffer or iterable is copied.
 
-    Locking: only `lock` pins anything. A node returned by `match` or `insert` may be evicted by the next `evict`
-    unless the caller locks it first; every other call leaves handles valid.
+    Locking: only `lock` pins anything. A node returned by `match` or `insert` may be cut short or evicted by the next
+    `evict` unless the caller locks it first; every other call leaves handles valid.
     """
 
     def __init__(self, pages: PageStore, page_size: int, policy: str = "lru", *, protected_threshold: int = 2) -> None:
@@ -38,7 +38,7 @@ class PrefixTree:
         self.clock = 0  # ticks on every access and creation; orders them, on every rank alike
         self.num_nodes = 0  # nodes that hold tokens
         self.num_tokens = 0  # tokens of all nodes
-        self.queue = EvictionQueue(make_rank(policy, protected_threshold))
+        self.queue = EvictionQueue(make_rank(policy, protected_threshold), page_size)
         self.root_node = Node(None, array("q"), 0, [], used=0, serial=0)
 
     # ---------------------------------------------------------------- look up and grow
@@ -157,19 +157,20 @@ class PrefixTree:
             above = parent
 
     def evict(self, num_pages: int) -> int:
-        """Free ``num_pages`` pages, or as many as can be; return how many became FREE (a leaf may free more).
+        """Free ``num_pages`` pages, or as many as can be; return how many became FREE, which is never more.
 
-        Removes unlocked leaves in the policy's order, whole; a node that becomes a leaf joins the order. A leaf whose
-        pages others hold too (a running request, the other half of a split) frees nothing: it goes all the same, in
-        its turn. The walk stops when no page is EVICTABLE, as nothing left to drop would free one.
-        O(removed pages + log n) for each leaf, no scan.
+        Takes pages from the ends of unlocked leaves, in the policy's order (`eviction`): of a leaf with a tail that
+        page alone, of another no more than are asked for. A leaf without pages is gone, and its parent may join the
+        order. A page that others hold too (a running request, the other half of a split) frees nothing: it goes all
+        the same, in its turn. The walk stops when no page is EVICTABLE, as nothing left to drop would free one.
+        O(removed pages) and O(log n) for each leaf, no scan.
         """
         store, before = self.store, self.store.free
-        while store.free - before < num_pages and store.evictable > 0:
+        while (missing := num_pages - (store.free - before)) > 0 and store.evictable > 0:
             leaf = self.queue.pop()
             if leaf is None:
                 raise RuntimeError(f"{store.evictable} evictable pages, but no evictable leaf refers to them")
-            self._remove_leaf(leaf)
+            self._cut_leaf(leaf, 1 if self.queue.has_tail(leaf) else missing)
         return store.free - before
 
     def reset(self) -> None:
@@ -257,6 +258,7 @@ class PrefixTree:
         leaf = self._new(parent, tokens, parent.end, pages)
         self.store.ref(pages, False)
         parent.children[tokens[0]] = leaf
+        parent.continued |= leaf.end > self._ceil(parent.end) * self.page_size
         self.num_nodes += 1
         self.num_tokens += len(tokens)
         return leaf
@@ -268,6 +270,7 @@ class PrefixTree:
         assert low.parent is not None
         up = self._new(low.parent, low.tokens[:n], low.start, low.pages[: self._ceil(cut) - first])
         up.used, up.lock, up.hits, up.priority = low.used, low.lock, low.hits, low.priority
+        up.continued = True
         if cut % self.page_size:  # the seam page now has a second holder, and a second lock where the first is one
             self.store.ref(up.pages[-1:], low.lock > 0)
         low.parent.children[up.tokens[0]] = up
@@ -276,6 +279,20 @@ class PrefixTree:
         up.children[low.tokens[0]] = low
         self.num_nodes += 1
         return up
+
+    def _cut_leaf(self, leaf: Node, num_pages: int) -> None:
+        """Give up the last ``num_pages`` pages of ``leaf``; it is gone if that leaves no token. O(``num_pages``)."""
+        keep = max(0, len(leaf.pages) - num_pages)
+        tokens = (leaf.start // self.page_size + keep) * self.page_size - leaf.start
+        if tokens <= 0:
+            self._remove_leaf(leaf)
+            return
+        given_up = leaf.pages[keep:]
+        self.num_tokens -= len(leaf.tokens) - tokens
+        del leaf.tokens[tokens:], leaf.pages[keep:]
+        leaf.end = leaf.start + tokens
+        self.store.unref(given_up, False)
+        self.queue.offer(leaf)
 
     def _remove_leaf(self, leaf: Node) -> None:
         parent = leaf.parent

@@ -143,6 +143,20 @@ def test_decode_evicts_page_by_page_without_a_scan() -> None:
     assert counts.calls <= 2 * 4000
 
 
+def test_cutting_a_long_leaf_touches_only_what_goes(counts: Counts) -> None:
+    """Decode evicts a page at a time from the end of one leaf, which must not be copied for that."""
+    store = PageModel(1 << 10)
+    tree = PrefixTree(store, PAGE)
+    chunked(tree, PAGE << 10, PAGE << 10)
+    store.owned.clear()
+    (leaf,) = tree.walk()
+    leaf.tokens = CountingTokens("q", leaf.tokens)
+    counts.clear()
+    store.calls.clear()
+    assert [tree.evict(1) for _ in range(20)] == [1] * 20
+    assert (counts.calls, counts.copied, store.calls) == (0, 0, {"unref": 20})
+
+
 def test_accesses_cost_eviction_one_look_each() -> None:
     """However often a leaf is hit between two evictions, its entry is stale once."""
     tree = PrefixTree(Pages(1000), PAGE)

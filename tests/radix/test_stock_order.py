@@ -2,8 +2,9 @@
 """The same leaves are evicted as by stock SGLang, for every policy: our tree is driven beside stock's three.
 
 The classic RadixCache, and the default UnifiedRadixCache with its Python and its Rust core, get the same sequence of
-insert, match, touch, lock, unlock and evict at page size 1 (there, pages and tokens are the same thing, so an eviction
-of n frees the same n). After each step the cached token strings must be equal, whatever the shapes of the trees.
+insert, match, touch, lock, unlock and evict at page size 1, where pages and tokens are the same thing. After each step
+the cached token strings must be equal, whatever the shapes of the trees. Stock drops leaves whole, so it often frees
+more than it was asked for; ours frees that much on being asked again, and must have given up the same tokens then.
 """
 
 from __future__ import annotations
@@ -210,8 +211,12 @@ def drive(trees: list[Any], steps: list[Step]) -> None:
             for tree, lock in zip(trees, locks.pop(step.n % len(locks)), strict=True):
                 tree.unlock(lock)
         elif step.verb == "evict":
-            freed = [tree.evict(step.n) for tree in trees]
+            ours, *stock = trees
+            freed = [tree.evict(step.n) for tree in stock]
             assert len(set(freed)) == 1, freed
+            first = ours.evict(step.n)
+            assert first == min(step.n, freed[0]), "no more than asked for, and all that there is"
+            assert ours.evict(freed[0] - first) == freed[0] - first
             found = []  # the nodes may be gone
         contents = [tree.cached() for tree in trees]
         for tree, cached in zip(trees, contents, strict=True):

@@ -163,7 +163,7 @@ def test_priority_spreads_to_the_path_and_survives_a_split() -> None:
     upper = tree.match([1, 2]).node
     assert {node.tokens[0]: node.priority for node in upper.children.values()} == {3: -3, 5: 4}
     assert upper.priority == 4
-    tree.evict(1)
+    tree.evict(2)
     assert hit(tree, [1, 2, 3]) == 2
     assert hit(tree, [1, 2, 5]) == 3
 
