@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.serve_ab import ENGINE, LLAMA_3_8B
 from tests.support.client import Client
-from tests.support.server import LIFETIME_S, NO_PLUGINS, Server
+from tests.support.server import NO_PLUGINS, Server
 from tests.support.tiny_model import tiny_model
 
 MODELS = Path(__file__).resolve().parent.parent / "build" / "models"
@@ -50,15 +49,10 @@ class GpuServer(Server):
     """A server with SGLang's own defaults but for `ENGINE`, which serve_ab.py shares."""
 
     def __init__(self, model: Path, folder: Path, flags: Sequence[str], env: Mapping[str, str]) -> None:
-        super().__init__(model, folder, flags, env)
+        super().__init__(model, folder, flags, env, forked=False)
         port = self.base.rsplit(":", 1)[1]
         engine = {name: value for name, value in ENGINE.items() if name != "skip_tokenizer_init"}
-        self.argv = [
-            *("timeout", "--kill-after=10", str(LIFETIME_S), sys.executable, "-m", "sglang.launch_server"),
-            *("--model-path", str(model), "--host=127.0.0.1", f"--port={port}"),
-            *flags_of(engine),
-            *flags,
-        ]
+        self._arguments = ["--model-path", str(model), "--host=127.0.0.1", f"--port={port}", *flags_of(engine), *flags]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "VATTN_"))}
         self._env = {**inherited, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **env}
 
