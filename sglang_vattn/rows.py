@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -12,7 +13,10 @@ from sglang_vattn.pool import VattnPool
 from sglang_vattn.request_pages import RequestPages
 from sglang_vattn.sharing import PathNode
 
+logger = logging.getLogger(__name__)
+
 ROWS_CLEANED_AT_ONCE = 8
+TELL_INTERVAL_S = 10.0  # a driver that refuses everything must not fill the log
 WAIT_SLICE_S = 0.1  # then look whether waiting is still of use
 
 
@@ -31,6 +35,7 @@ class RowTable:
         self._guards = -(-pool.read_ahead // pool.page_size)
         self._on_cuda = pool.device.startswith("cuda")
         self._updates: dict[int, int] = {}
+        self._told_s = -TELL_INTERVAL_S
         self._unmapped: set[RequestPages] = set()  # whose row is not known to be mapped in full
         # Rows given back since the last forward, then those that wait for the event behind it.
         self._released: list[int] = []
@@ -85,9 +90,18 @@ class RowTable:
             return False
         if request in self._unmapped:
             if self.space.ready(request.row) < request.needed:
+                self._tell_error(request.row)
                 return False
             self._unmapped.discard(request)
         return True
+
+    def _tell_error(self, row: int) -> None:
+        """Log why a row is not mapped, if its mapping failed; SGLang's log names the rank."""
+        error = self.space.error(row)
+        if error and time.monotonic() - self._told_s >= TELL_INTERVAL_S:
+            self._told_s = time.monotonic()
+            failed = self.space.stats()["errors"]
+            logger.warning("vattn: %s; the request reads by pages (%d driver calls failed so far)", error, failed)
 
     def wait(self, requests: list[RequestPages], timeout_s: float) -> bool:
         """Wait until the rows of all these requests are mapped; False when that cannot be or the time is up."""

@@ -127,7 +127,7 @@ def test_a_late_rank_decides_as_the_other(read: str) -> None:
     pair.close()
 
 
-def test_a_rank_whose_map_fails_tells_the_other() -> None:
+def test_a_rank_whose_map_fails_tells_the_other(caplog: pytest.LogCaptureFixture) -> None:
     """Rank 1's maps fail all the time, rank 0's never: both read by pages where rank 1 must."""
     pair = Pair()
 
@@ -140,6 +140,8 @@ def test_a_rank_whose_map_fails_tells_the_other() -> None:
     healthy, failing = pair.engines
     assert healthy.space.stats()["errors"] == 0 < failing.space.stats()["errors"]
     assert healthy.tried["read_by_paged"] == failing.tried["read_by_paged"] > 300
+    told = [record.message for record in caplog.records if "reads by pages" in record.message]
+    assert 0 < len(told) <= 3 and "map" in told[0], "in the log, and not at every call"
     failing.driver.fail_at("map", 0)
     pair.close()
 
