@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small graphs over the last minutes, from the samples that the server keeps.
 "use strict";
-const SPAN_S = 300;
+const SPANS_MIN = [1, 2, 5]; // as many minutes as there are samples for
 const GRAPHS = [
   { title: "hit tokens", rate: true, lines: { aliased_tokens: ["aliased", "private"], copied_tokens: ["copied", "second"] } },
   { title: "pages mapped and unmapped", rate: true,
@@ -12,12 +12,17 @@ const GRAPHS = [
     lines: { private: ["private", "private"], protected: ["protected", "protected"], evictable: ["evictable", "evictable"] } },
 ];
 
+function minutes(history) {
+  const times = history.time_s, seen = (times[times.length - 1] - times[0]) / 60 || 0;
+  return SPANS_MIN.find((span) => seen <= span) || SPANS_MIN[SPANS_MIN.length - 1];
+}
+
 // [[seconds before the last sample, value]]; a rate where the facts count up.
 function series(history, name, rate) {
   const times = history.time_s, values = history[name], out = [];
   const last = times[times.length - 1];
   for (let i = rate ? 1 : 0; i < times.length; i++) {
-    if (last - times[i] > SPAN_S) continue;
+    if (last - times[i] > 60 * SPANS_MIN[SPANS_MIN.length - 1]) continue;
     const value = rate ? (values[i] - values[i - 1]) / Math.max(1e-3, times[i] - times[i - 1]) : values[i];
     out.push([last - times[i], value]);
   }
@@ -46,6 +51,7 @@ class Graphs {
   }
 
   draw(history, palette) {
+    const span = minutes(history);
     for (const { graph, title, canvas } of this.parts) {
       const lines = Object.entries(graph.lines).map(([name, [label, tone]]) => ({
         label, tone: color(tone), points: series(history, name, graph.rate),
@@ -66,7 +72,7 @@ class Graphs {
       pen.fillStyle = palette.soft;
       pen.textAlign = "left";
       pen.fillText(top > 1e-6 ? short(top) : "0", 2, 13);
-      pen.fillText("5 min ago", 2, height - 3);
+      pen.fillText(`${span} min ago`, 2, height - 3);
       pen.textAlign = "right";
       pen.fillText("now", width - 2, height - 3);
       for (const { tone, points } of lines) {
@@ -75,7 +81,7 @@ class Graphs {
         pen.lineJoin = "round";
         pen.beginPath();
         for (const [ago, value] of points) {
-          pen.lineTo(width - (ago / SPAN_S) * width, height - 15 - (value / top) * (height - 18));
+          pen.lineTo(width - (ago / (60 * span)) * width, height - 15 - (value / top) * (height - 18));
         }
         pen.stroke();
       }
