@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +89,26 @@ def serving(name: str, device: str, folder: Path, extra: Sequence[str] = ()) -> 
         server = Server(model, folder / name, [HOST_POOL, *arm.flags, *extra], arm.env)
     with server:
         yield server
+
+
+# Four servers of 8B on one GPU: 15 GiB of weights, 12 of KV and a few of graphs and activations each. Few sizes are
+# captured, which is a third of a server's start. The same for every arm.
+BESIDE_OTHERS = (
+    "--mem-fraction-static=0.92",
+    "--max-total-tokens=98304",
+    *("--cuda-graph-bs-decode", "1", "2", "4", "8", "16", "32", "64"),
+    *("--cuda-graph-bs-prefill", "16", "64", "128", "256", "512", "1024", "2048", "4096", "8192"),
+)
+
+
+@contextmanager
+def all_serving(names: Sequence[str], device: str, folder: Path) -> Iterator[dict[str, Client]]:
+    """The servers of several arms on one device, started at the same time; to be measured in turns."""
+    model_for(device)  # not several at once
+    extra = BESIDE_OTHERS if device == "cuda" else ()
+    with ExitStack() as stack, ThreadPoolExecutor(len(names)) as pool:
+        started = [pool.submit(stack.enter_context, serving(name, device, folder, extra)) for name in names]
+        yield {name: one.result() for name, one in zip(names, started, strict=True)}
 
 
 def counters(client: Client) -> dict[str, int]:

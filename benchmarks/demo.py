@@ -75,7 +75,7 @@ def serve(
     with waiting(console, f"{name}: starting the server (about 20 s)"):
         server.start()
     try:
-        ours = "--kv-backend=vattn" in server.argv
+        ours = name == "vattn"
         server.flush()
         before = server.vattn() if ours else {}
         count = len(library) * (len(QUESTIONS) + 1)

@@ -87,12 +87,14 @@ async def _all(args: argparse.Namespace, requests: Sequence[TraceRequest], sent:
             await asyncio.gather(*tasks)
 
 
-def replay(args: argparse.Namespace, requests: Sequence[TraceRequest]) -> None:
-    """Send the window; what has come back is kept when the run is stopped."""
+def result_file(out: Path, module: str, device: str) -> ResultFile:
+    """Where the rows of all arms and windows come together."""
+    return ResultFile(out, module, ["arm", "start_s", "seconds", "speed"], device=device, resume=True)
+
+
+def replay(args: argparse.Namespace, requests: Sequence[TraceRequest], results: ResultFile) -> None:
+    """Send the window to ``args.url``; what has come back is kept when the run is stopped."""
     chosen, skipped = window(args, requests)
-    results = ResultFile(
-        Path(args.out), "trace_replay", ["arm", "start_s", "seconds", "speed"], device=args.device, resume=True
-    )
     sent: list[Sent] = []
     began = time.perf_counter()
     try:

@@ -7,9 +7,11 @@ import contextlib
 import importlib.util
 import json
 import os
+import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -39,33 +41,66 @@ def arguments(url: str, model: Path, load: Load, seed: int, out: Path) -> list[s
     return flags
 
 
-def _client() -> Callable[[], None]:
-    """bench_serving's command line. It imports Hugging Face's datasets, for one load of pictures alone."""
+@cache
+def _bench() -> Any:
+    """The module of bench_serving. It imports Hugging Face's datasets, for one load of pictures alone."""
     if "datasets" not in sys.modules and importlib.util.find_spec("datasets") is None:
         absent = ModuleType("datasets")
         absent.load_dataset = None  # type: ignore[attr-defined]
         sys.modules["datasets"] = absent
-    from sglang.benchmark.serving import cli_main
+    from sglang.benchmark import serving
 
-    main: Callable[[], None] = cli_main
-    return main
+    serving.get_tokenizer = cache(serving.get_tokenizer)  # a second of loading for every load otherwise
+    return serving
+
+
+@contextlib.contextmanager
+def _home(folder: Path) -> Iterator[None]:
+    """bench_serving keeps generated prompts under $HOME by sizes and seed, whatever the vocabulary."""
+    home = os.environ.get("HOME", "")
+    os.environ["HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ["HOME"] = home
+
+
+def prefixes(model: Path, load: Load, seed: int, scratch: Path) -> list[list[int]]:
+    """The prefixes that `bench_serving` will send for this load and seed: it finds the same prompts in its cache."""
+    import numpy
+    from sglang.benchmark.datasets.generated_shared_prefix import sample_generated_shared_prefix_requests
+
+    tokenizer = _bench().get_tokenizer(str(model))
+    random.seed(seed)
+    numpy.random.seed(seed)
+    with _home(scratch), contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
+        requests = sample_generated_shared_prefix_requests(
+            num_groups=load.prefixes, prompts_per_group=load.members, system_prompt_len=load.prefix,
+            question_len=load.own, output_len=load.output, range_ratio=1.0, tokenizer=tokenizer, seed=seed,
+            group_distribution="uniform" if load.zipf is None else "zipf", zipf_alpha=load.zipf, input_ids=True,
+        )  # fmt: skip
+    return [list(prefix) for prefix in dict.fromkeys(tuple(request.prompt[: load.prefix]) for request in requests)]
 
 
 def bench_serving(url: str, model: Path, load: Load, seed: int, scratch: Path) -> dict[str, Any]:
     """Run the load; bench_serving's own result, with a list a request of what it measured."""
-    cli_main = _client()
+    cli_main = _bench().cli_main
     out, log = scratch / "bench_serving.jsonl", scratch / "bench_serving.log"
     out.unlink(missing_ok=True)
-    argv, home = sys.argv, os.environ.get("HOME", "")
-    # It keeps generated prompts under $HOME by sizes and seed, whatever the vocabulary: not across models, then.
-    sys.argv, os.environ["HOME"] = ["bench_serving", *arguments(url, model, load, seed, out)], str(scratch)
+    argv = sys.argv
+    sys.argv = ["bench_serving", *arguments(url, model, load, seed, out)]
     try:
-        with log.open("w") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        with (
+            _home(scratch),
+            log.open("w") as stream,
+            contextlib.redirect_stdout(stream),
+            contextlib.redirect_stderr(stream),
+        ):
             cli_main()
     except SystemExit as stop:
         raise RuntimeError(f"bench_serving stopped with {stop.code}: {log.read_text()[-2000:]}") from stop
     finally:
-        sys.argv, os.environ["HOME"] = argv, home
+        sys.argv = argv
     result: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
     return result
 

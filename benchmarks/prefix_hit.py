@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.arms import ARMS, counters, model_for, serving
 from benchmarks.common import RESULTS, ResultFile, Row, median, progress, spread
-from benchmarks.loads import Sampler, bench_serving
+from benchmarks.loads import Sampler, bench_serving, prefixes
 from tests.support.client import Client
 
 AT_ONCE, ONE_BY_ONE = "at once", "one by one"
@@ -91,39 +91,45 @@ def loads(device: str, sweeps: list[str] | None, small: bool) -> list[tuple[str,
     return out
 
 
-def run_load(client: Client, model: Path, load: Load, rounds: int, scratch: Path) -> Row:
-    """The load, ``rounds`` times, each with prompts of its own, its prefixes (and nothing else) in the cache."""
-    raw: list[dict[str, Any]] = []
-    for number in range(rounds):
-        client.flush()
-        # The same seed gives the same prefixes; the one token behind each is no request's whole question.
-        prime = load._replace(members=1, own=1, output=1, arrival=ONE_BY_ONE, zipf=None)
-        cold = bench_serving(client.base, model, prime, seed=1 + number, scratch=scratch)
-        before = counters(client)
-        with Sampler(client) as sampler:
-            result = bench_serving(client.base, model, load, seed=1 + number, scratch=scratch)
-        after = counters(client)
-        if result["completed"] != load.requests:
-            errors = [error for error in result["errors"] if error]
-            raise RuntimeError(f"{result['completed']} of {load.requests} requests came back: {errors[:1]}")
-        moved = {name: after.get(name, 0) - before.get(name, 0) for name in MOVED}
-        raw.append(
-            {
-                "cold_ttft_ms": cold["median_ttft_ms"],
-                "ttft_ms": result["median_ttft_ms"],
-                "ttft_p99_ms": result["p99_ttft_ms"],
-                "decode_step_ms": result["median_tpot_ms"],
-                "tokens_per_s": result["output_throughput"],
-                "hit_share": sum(result["cached_tokens"]) / sum(result["input_lens"]),
-                "most_tokens_used": sampler.most,
-                **moved,
-                "ttfts_s": result["ttfts"],
-                "duration_s": result["duration"],
-            }
-        )
+def measure(client: Client, model: Path, load: Load, seed: int, scratch: Path) -> dict[str, Any]:
+    """The load once, with prompts of its own, its prefixes (and nothing else) in the cache."""
+    client.flush()
+    cold_ms = []
+    for prefix in prefixes(model, load, seed, scratch):
+        began = time.perf_counter()
+        client.generate([*prefix, prefix[0]], 1)
+        cold_ms.append((time.perf_counter() - began) * 1e3)
+    before = counters(client)
+    with Sampler(client) as sampler:
+        result = bench_serving(client.base, model, load, seed=seed, scratch=scratch)
+    after = counters(client)
+    if result["completed"] != load.requests:
+        errors = [error for error in result["errors"] if error]
+        raise RuntimeError(f"{result['completed']} of {load.requests} requests came back: {errors[:1]}")
+    moved = {name: after.get(name, 0) - before.get(name, 0) for name in MOVED}
+    return {
+        "cold_ttft_ms": median(cold_ms),
+        "ttft_ms": result["median_ttft_ms"],
+        "ttft_p99_ms": result["p99_ttft_ms"],
+        "decode_step_ms": result["median_tpot_ms"],
+        "tokens_per_s": result["output_throughput"],
+        "hit_share": sum(result["cached_tokens"]) / sum(result["input_lens"]),
+        "most_tokens_used": sampler.most,
+        **moved,
+        "ttfts_s": result["ttfts"],
+        "duration_s": result["duration"],
+    }
+
+
+def row_of(arm: str, sweep: str, value: object, load: Load, raw: list[dict[str, Any]]) -> Row:
+    """Medians and spreads of these rounds."""
     names = [name for name in raw[0] if name != "ttfts_s"]
     values = {name: [one[name] for one in raw] for name in names}
     return {
+        "arm": arm,
+        "sweep": sweep,
+        "value": value,
+        "load": load._asdict(),
         **{name: median(each) for name, each in values.items()},
         "spread": {name: spread(each) for name, each in values.items()},
         "raw": raw,
@@ -181,9 +187,8 @@ def main() -> None:
                 for sweep, value, load in progress(todo, name):
                     if time.monotonic() - began > args.seconds:
                         break
-                    row = run_load(client, model, load, rounds, Path(scratch))
-                    row = {"arm": name, "sweep": sweep, "value": value, "load": load._asdict(), **row}
-                    results.add(row)
+                    raw = [measure(client, model, load, 1 + number, Path(scratch)) for number in range(rounds)]
+                    results.add(row := row_of(name, sweep, value, load, raw))
                     print(format_row(row), flush=True)
 
 

@@ -114,9 +114,9 @@ def main() -> None:
             results.add(row)
             print(format_row(row), flush=True)
     elif args.url or args.serve:
-        from benchmarks.live import replay
+        from benchmarks.live import replay, result_file
 
-        args.out = args.out or RESULTS / {"cpu": "cpu", "cuda": "h200"}[args.device] / "trace_live.json"
+        out = args.out or RESULTS / {"cpu": "cpu", "cuda": "h200"}[args.device] / "trace_live.json"
         with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
             if args.serve:
                 from benchmarks.arms import serving
@@ -125,7 +125,7 @@ def main() -> None:
                 args.name = args.serve
                 if args.device == "cpu":  # the tiny model
                     args.vocabulary, args.longest = 300, min(args.longest, 4000)
-            replay(args, requests)
+            replay(args, requests, result_file(out, "trace_replay", args.device))
     else:
         parser.error("one of --simulate, --url, --serve")
 

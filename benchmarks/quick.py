@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All arms' servers side by side on one device: a window of the trace and the prefix-hit loads, in a few minutes.
+
+    python -m benchmarks.quick --device cuda --seconds 200
+
+The servers start at the same time, with a smaller pool each, and are measured in turns, the others idle. The trace
+comes first, then the loads, round by round, as many as begin within ``--seconds``. Rows have the form of `prefix_hit`
+and `trace_replay`, which measure one server at a time, with the whole memory, and take an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import prefix_hit
+from benchmarks.arms import ARMS, all_serving, model_for
+from benchmarks.common import RESULTS, ResultFile
+from benchmarks.live import replay, result_file
+from benchmarks.prefix_hit import BASE, ONE_BY_ONE, Load
+from benchmarks.trace import TRACE, read_trace
+
+Loads = tuple[tuple[str, Any, Load], ...]  # sweep, value, load
+
+
+def quick_loads(device: str) -> Loads:
+    """What of the sweeps fits a small pool and takes seconds."""
+    base = BASE[device]
+    lone = base._replace(arrival=ONE_BY_ONE, members=1)
+    if device == "cpu":
+        return (("prefix", 512, base._replace(prefix=512)), ("arrival", ONE_BY_ONE, lone))
+    return (
+        *(("prefix", tokens, base._replace(prefix=tokens)) for tokens in (512, 2048, 8192)),
+        ("prefix", 32768, base._replace(prefix=32768, prefixes=2, members=8)),
+        ("members", 1, base._replace(members=1, prefixes=8)),
+        ("own", 256, base._replace(own=256)),
+        ("arrival", ONE_BY_ONE, lone),
+    )
+
+
+def skipped(arm: str, sweep: str) -> bool:
+    """Without hits a load is mostly prefill: one sweep shows what hits are worth."""
+    return arm == "stock_no_hits" and sweep != "prefix"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seconds", type=float, default=200.0, help="begin no load after so many, all rounds together")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trace", type=Path, default=TRACE, help="skipped if there is no such file")
+    parser.add_argument("--trace-start", type=float, default=600.0, help="seconds into the trace")
+    parser.add_argument("--trace-seconds", type=float, default=15.0)
+    parser.add_argument("--out", type=Path, help="folder; default: that of the results")
+    args = parser.parse_args()
+    out = args.out or RESULTS / {"cpu": "cpu", "cuda": "h200"}[args.device]
+    loads, model = quick_loads(args.device), model_for(args.device)
+    with tempfile.TemporaryDirectory() as scratch, all_serving(args.arms, args.device, Path(scratch)) as clients:
+        for client in clients.values():  # what is compiled at its first use; not kept
+            warm = BASE[args.device]._replace(members=2, output=16)
+            prefix_hit.measure(client, model, warm, 99, Path(scratch))
+        if args.trace.exists():
+            results = result_file(out / "trace_live.json", "quick", args.device)
+            for name, client in clients.items():
+                client.flush()
+                replay(_window(args, name, client.base), read_trace(args.trace), results)
+        results = ResultFile(out / "prefix_hit.json", "quick", ["arm", "sweep", "value"], device=args.device)
+        raw: dict[tuple[str, str, Any], list[dict[str, Any]]] = {}
+        began = time.monotonic()
+        for number in range(args.rounds):
+            for sweep, value, load in loads:
+                for name, client in clients.items():
+                    if skipped(name, sweep) or time.monotonic() - began > args.seconds:
+                        continue
+                    rounds = raw.setdefault((name, sweep, value), [])
+                    rounds.append(prefix_hit.measure(client, model, load, 1 + number, Path(scratch)))
+                    results.add(row := prefix_hit.row_of(name, sweep, value, load, rounds))
+                    print(prefix_hit.format_row(row), flush=True)
+
+
+def _window(args: argparse.Namespace, name: str, url: str) -> argparse.Namespace:
+    """What `live.replay` asks for. The tiny model of the host knows fewer tokens and shorter requests."""
+    tiny = args.device == "cpu"
+    return argparse.Namespace(
+        name=name, url=url, start=args.trace_start, seconds=args.trace_seconds, speed=1.0,
+        longest=4000 if tiny else 32768, vocabulary=300 if tiny else 32000,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
