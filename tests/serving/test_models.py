@@ -46,6 +46,7 @@ class Arm(NamedTuple):
     arguments: dict[str, Any] = {}  # noqa: RUF012
     adapters: tuple[str | None, ...] = (None,)
     ours: dict[str, Any] = {}  # noqa: RUF012  # and what ours gets besides
+    setup: str = ""  # called in our engine's process
 
 
 ARMS = {
@@ -60,6 +61,9 @@ ARMS = {
     "fp8-e4m3": Arm("llama", 512, {"kv_cache_dtype": "fp8_e4m3"}),
     "fp8-e5m2": Arm("llama", 512, {"kv_cache_dtype": "fp8_e5m2"}),
     "added-kernel": Arm("llama", 2048, ours={"vattn_kernel": document.NAME}),
+    # The backend that takes any kernel on CUDA, over torch_native here: its layers with windows read pages.
+    "any-kernel": Arm("qwen3", 4096, setup="tests.support.any_kernel_on_host:install"),
+    "any-kernel-gemma2": Arm("gemma2", 4096, setup="tests.support.any_kernel_on_host:install"),
     "lora": Arm("llama", 2048, {"lora_backend": "torch_native"}, (None, *LORA_NAMES)),
 }
 
@@ -89,7 +93,10 @@ def runs(root: Path, scratch: Path, ours: bool) -> list[Run]:
         engine = {**ENGINE, **own, **arm.arguments, "model_path": str(model)}
         if len(arm.adapters) > 1:
             engine["lora_paths"] = {name: str(scratch / name) for name in LORA_NAMES}
-        found.append({"engine": engine, "requests": requests(arm.adapters)})
+        run: Run = {"engine": engine, "requests": requests(arm.adapters)}
+        if ours and arm.setup:
+            run["setup"] = arm.setup
+        found.append(run)
     return found
 
 

@@ -25,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
@@ -44,6 +45,7 @@ class Run(TypedDict):
     engine: dict[str, Any]  # arguments of sglang.Engine
     requests: Sequence[Request]
     distributions: NotRequired[tuple[str, int]]  # file, vocabulary
+    setup: NotRequired[str]  # module:function, called in the engine's process before it starts
 
 
 def run_all(runs: Sequence[Run], scratch: Path, env: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -89,6 +91,9 @@ def _unpin() -> None:
 def _serve(run: Run) -> dict[str, Any]:
     import sglang
 
+    if "setup" in run:
+        module, function = run["setup"].split(":")
+        getattr(import_module(module), function)()
     engine = sglang.Engine(**run["engine"])
     requests = [Request(*request) for request in run["requests"]]
     prompts: list[list[int]] = []
@@ -107,11 +112,15 @@ def _serve(run: Run) -> dict[str, Any]:
         result["cached"].append(answer["meta_info"]["cached_tokens"])
     result["vattn"] = _counters(engine)
     file, vocabulary = run.get("distributions", ("", 0))
-    answers = engine.generate(
-        input_ids=prompts,
-        sampling_params=[sampling(request.new_tokens) for request in requests],
-        lora_path=[request.adapter for request in requests] if any(r.adapter for r in requests) else None,
-        **({"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": vocabulary} if file else {}),
+    answers = (
+        []
+        if not prompts
+        else engine.generate(
+            input_ids=prompts,
+            sampling_params=[sampling(request.new_tokens) for request in requests],
+            lora_path=[request.adapter for request in requests] if any(r.adapter for r in requests) else None,
+            **({"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": vocabulary} if file else {}),
+        )
     )
     result["together"] = [answer["output_ids"] for answer in answers]
     if file:
@@ -127,7 +136,7 @@ def _save_distributions(answers: Sequence[dict[str, Any]], file: str, vocabulary
 
     from tests.gpu.arm import distribution
 
-    out = {}
+    out: dict[str, Any] = {}
     for i, answer in enumerate(answers):
         out[f"tokens_{i}"] = np.array(answer["output_ids"])
         top = answer["meta_info"]["output_top_logprobs"]

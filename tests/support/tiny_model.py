@@ -68,8 +68,9 @@ FAMILIES = {
             "norm_topk_prob": True,
         },
     ),
-    "gemma2": Family(  # every other layer sees a window
-        "Gemma2", {"head_dim": 64, "sliding_window": 64, "hidden_act": "gelu_pytorch_tanh"}
+    "gemma2": Family(  # every other layer sees a window; SGLang's soft cap of logits is a Triton kernel, so none here
+        "Gemma2",
+        {"head_dim": 64, "sliding_window": 64, "hidden_act": "gelu_pytorch_tanh", "final_logit_softcapping": None},
     ),
 }
 _QWEN3_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 256}
@@ -80,7 +81,7 @@ GEOMETRIES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "qwen3": (32, 8, 128, {}),  # Qwen3-8B
     "mistral": (32, 8, 128, {}),  # Mistral-7B
     "gemma": (8, 1, 256, {}),  # Gemma-2B
-    "gemma2": (16, 8, 256, {"sliding_window": 256}),  # Gemma-2-9B
+    "gemma2": (16, 8, 256, {"sliding_window": 256, "final_logit_softcapping": 30.0}),  # Gemma-2-9B
     "mixtral": (32, 8, 128, {"num_local_experts": 8}),  # Mixtral-8x7B
     "qwen3_moe": (32, 4, 128, _QWEN3_EXPERTS),  # Qwen3-30B-A3B
 }
