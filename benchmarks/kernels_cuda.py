@@ -9,7 +9,7 @@ a token together. Slot numbers are the same in both: pages of 128 tokens in rand
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -106,9 +106,33 @@ def compare(kernel: str, case: str, arms: dict[str, Callable[[int], Call]], roun
 # ---------------------------------------------------------------------- one kernel each
 
 
-def fa3(memory: Memory, case: Case, rows: list[int]) -> dict[str, Callable[[int], Call]]:
+def fa3_paged(
+    memory: Memory, page: int, table: torch.Tensor, common: dict[str, Any], *, home: bool = False
+) -> Callable[[int], Call]:
+    """FA3 by a page table, over stock's layout or over home slots; ``common``: the arguments of every layer's call."""
     from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
 
+    def of_layer(layer: int) -> Call:
+        k, v = memory.paged(layer, page, home=home)
+        return lambda: flash_attn_with_kvcache(k_cache=k, v_cache=v, page_table=table, **common)
+
+    return of_layer
+
+
+def fa3_by_row(memory: Memory, rows: Sequence[int], common: dict[str, Any]) -> Callable[[int], Call]:
+    """FA3 over these rows."""
+    from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
+
+    index = int32(rows)
+
+    def of_layer(layer: int) -> Call:
+        k, v = memory.rows[layer]
+        return lambda: flash_attn_with_kvcache(k_cache=k, v_cache=v, cache_batch_idx=index, **common)
+
+    return of_layer
+
+
+def fa3(memory: Memory, case: Case, rows: list[int]) -> dict[str, Callable[[int], Call]]:
     q = torch.randn(case.batch * case.new, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
     common: dict[str, Any] = {
         "q": q,
@@ -119,26 +143,12 @@ def fa3(memory: Memory, case: Case, rows: list[int]) -> dict[str, Callable[[int]
         "causal": True,
         "ver": 3,
     }
-
-    def paged(page: int, table: torch.Tensor, home: bool = False) -> Callable[[int], Call]:
-        def of_layer(layer: int) -> Call:
-            k, v = memory.paged(layer, page, home=home)
-            return lambda: flash_attn_with_kvcache(k_cache=k, v_cache=v, page_table=table, **common)
-
-        return of_layer
-
-    index = int32(rows)
-
-    def by_row(layer: int) -> Call:
-        k, v = memory.rows[layer]
-        return lambda: flash_attn_with_kvcache(k_cache=k, v_cache=v, cache_batch_idx=index, **common)
-
     slots = memory.slots(case.batch, case.length)
-    arms = {f"paged{page}": paged(page, memory.table(slots, page)) for page in PAGES}
+    arms = {f"paged{page}": fa3_paged(memory, page, memory.table(slots, page), common) for page in PAGES}
     anywhere = torch.randperm(memory.tokens, device="cuda")[: slots.numel()].view_as(slots).to(torch.int32)
-    arms["paged1_random"] = paged(1, anywhere)
-    arms["home128"] = paged(PAGE, memory.table(slots, PAGE), home=True)
-    arms["rows"] = by_row
+    arms["paged1_random"] = fa3_paged(memory, 1, anywhere, common)
+    arms["home128"] = fa3_paged(memory, PAGE, memory.table(slots, PAGE), common, home=True)
+    arms["rows"] = fa3_by_row(memory, rows, common)
     return arms
 
 

@@ -11,7 +11,7 @@ import torch
 from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
 
 from benchmarks.common import Row
-from benchmarks.kernels_cuda import Call, compare
+from benchmarks.kernels_cuda import Call, compare, fa3_by_row, fa3_paged
 from benchmarks.kernels_memory import DIM, HEADS, KV_HEADS, PAGE, Memory, int32
 from sglang_vattn.attention.groups import GroupBuffers
 from sglang_vattn.attention.two_level import merge, own_part
@@ -110,23 +110,8 @@ def one_level(
         "causal": True,
         "ver": 3,
     }
-
-    def paged(page: int) -> Callable[[int], Call]:
-        table = memory.table(slots, page)
-
-        def of_layer(layer: int) -> Call:
-            k, v = memory.paged(layer, page)
-            return lambda: flash_attn_with_kvcache(k_cache=k, v_cache=v, page_table=table, **common)
-
-        return of_layer
-
-    index = int32(rows)
-
-    def by_row(layer: int) -> Call:
-        k, v = memory.rows[layer]
-        return lambda: flash_attn_with_kvcache(k_cache=k, v_cache=v, cache_batch_idx=index, **common)
-
-    return {"paged1": paged(1), "paged128": paged(PAGE), "rows": by_row}
+    arms = {f"paged{page}": fa3_paged(memory, page, memory.table(slots, page), common) for page in (1, PAGE)}
+    return {**arms, "rows": fa3_by_row(memory, rows, common)}
 
 
 def measure_two_level(memory: Memory, rounds: int, small: bool, has: Callable[..., bool]) -> Iterator[Row]:
