@@ -18,7 +18,8 @@ class RowGraphVariants:
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
-        labels = {PAGED: True, ROWS: reading.rows_possible and reading.mode != "pages", SHARED: reading.share}
+        labels = {PAGED: True, ROWS: reading.rows_possible and reading.mode != "pages"}
+        labels[SHARED] = reading.share and reading.share_possible
         self.capture_labels = tuple(label for label, wanted in labels.items() if wanted)
 
     def select(self, forward_batch: Any) -> str:
