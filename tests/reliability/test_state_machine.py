@@ -200,4 +200,4 @@ def test_any_order(root: Path) -> None:
     assert tried["steps"] >= STEPS * 0.9
     # A machine that never gets anywhere would find nothing.
     for what in ("hits_in_mid_page", "read_by_rows", "read_by_paged", "groups", "chunks", "waits", "driver_errors"):
-        assert tried[what] > STEPS // 5000, f"{what}: {tried[what]}"
+        assert tried[what] >= STEPS // 5000, f"{what}: {tried[what]}"
