@@ -132,7 +132,7 @@ lint: build ## ruff, mypy and clang-format, nothing is changed
 	ln -s $(CURDIR)/sglang_vattn/* build/lint/sglang_vattn/
 	ln -s $(CURDIR)/radix build/lint/sglang_vattn/radix
 	cd build/lint && mypy --config-file $(CURDIR)/pyproject.toml -p sglang_vattn
-	MYPYPATH=build/lint mypy -p tests.support -p tests.serving -p tests.observe -p benchmarks -p tests.benchmarks
+	MYPYPATH=build/lint mypy -p tests.support -p tests.serving -p tests.observe -p benchmarks -p tests.benchmarks -p tests.parallel -p tests.two_gpus
 	clang-format --dry-run -Werror $(CSRC)
 
 format: $(ENV_STAMP) ## let ruff and clang-format rewrite the files
