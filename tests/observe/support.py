@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sglang_vattn.observe.metrics import METRICS
@@ -62,6 +64,13 @@ def row_pages(whole: dict[str, Any]) -> list[list[int]]:
 
 def without_moving(facts: dict[str, int]) -> dict[str, int]:
     return {name: value for name, value in facts.items() if name not in MOVING}
+
+
+def picture(root: Path, name: str) -> Path:
+    """Where a screenshot goes: to build/; `VATTN_KEEP_SCREENSHOTS=1` renews those in docs/."""
+    folder = root / ("docs/img" if os.environ.get("VATTN_KEEP_SCREENSHOTS") == "1" else "build/screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
 
 
 class Load:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.observe.conftest import KEY, GuardedServer
-from tests.observe.support import Load
+from tests.observe.support import Load, picture
 from tests.support.server import Server, environment, free_port
 
 LIMIT_S = 120
@@ -76,8 +77,19 @@ class Terminal:
         raise AssertionError("it did not end on Ctrl-C")
 
 
+def keep_screen(path: Path, shown: str, columns: int) -> None:
+    """What a terminal shows, as SVG."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(record=True, width=columns, file=io.StringIO(), color_system="truecolor", force_terminal=True)
+    console.print(Text.from_ansi(shown), no_wrap=True, crop=True)
+    drawing = console.export_svg(title="python -m sglang_vattn top")
+    path.write_text(re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL))  # it asks for a font from the network
+
+
 @pytest.mark.parametrize(("columns", "lines"), [(120, 40), (80, 24)])
-def test_top_in_a_terminal(large: Server, columns: int, lines: int) -> None:
+def test_top_in_a_terminal(large: Server, root: Path, columns: int, lines: int) -> None:
     with Load(large, clients=8, new_tokens=150).running():
         time.sleep(2)
         terminal = Terminal(columns, lines, "top", large.base, "--interval=0.5")
@@ -96,6 +108,7 @@ def test_top_in_a_terminal(large: Server, columns: int, lines: int) -> None:
     drawn = last.replace("\r", "").rstrip("\n").split("\n")
     assert len(drawn) <= lines, "it fits the terminal"
     assert [line for line in drawn[1:] if len(line) > columns] == []
+    keep_screen(picture(root, f"top-{columns}.svg"), terminal.raw.split("\x1b[H")[-2], columns)
     assert "\x1b[?1049h" in terminal.raw and "\x1b[?1049l" in terminal.raw, "the user's screen comes back"
 
 

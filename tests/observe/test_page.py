@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import urllib.error
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from tests.observe.browser import Browser
 from tests.observe.conftest import KEY, GuardedServer
-from tests.observe.support import Load, held, without_moving
+from tests.observe.support import Load, held, picture, without_moving
 from tests.support.server import Server
 
 SHOWN = "+(document.documentElement?.dataset.shown || 0)"
@@ -48,9 +47,7 @@ def facts(browser: Browser) -> dict[str, Any]:
 
 
 def keep(browser: Browser, root: Path, name: str) -> None:
-    """Screenshots go to build/; `VATTN_KEEP_SCREENSHOTS=1` renews those in docs/."""
-    folder = "docs/img" if os.environ.get("VATTN_KEEP_SCREENSHOTS") == "1" else "build/screenshots"
-    browser.screenshot(root / folder / name)
+    browser.screenshot(picture(root, name))
 
 
 def test_live_under_load(large: Server, browser: Browser, root: Path) -> None:

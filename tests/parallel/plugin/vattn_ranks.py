@@ -13,6 +13,7 @@ wraps methods of the plugin under test once that has been installed.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 from collections.abc import Callable
@@ -57,12 +58,14 @@ def _rank() -> int:
 
 
 def _wrap() -> None:
-    from sglang_vattn import building, pool, tree_cache
-    from sglang_vattn.reading import Reading
-
+    building, pool, reading, tree = (
+        importlib.import_module(f"sglang_vattn.{name}") for name in ("building", "pool", "reading", "tree_cache")
+    )
+    reading_class: Any = reading.Reading
+    tree_class: Any = tree.VattnTreeCache
     of_ranks = json.loads(os.environ.get("VATTN_RANK_ENVIRONMENT", "[]"))
     open_driver, build = pool.open_driver, building.VattnAllocator
-    plan, match, evict = Reading.plan, tree_cache.VattnTreeCache.match_prefix, tree_cache.VattnTreeCache.evict_pages
+    plan, match, evict = reading_class.plan, tree_class.match_prefix, tree_class.evict_pages
     traces: list[Trace] = []
 
     def open_with_environment(*a: Any) -> Any:
@@ -89,12 +92,12 @@ def _wrap() -> None:
         traces[-1].evicted += freed
         return freed
 
-    pool.open_driver = open_with_environment
+    vars(pool)["open_driver"] = open_with_environment
     if "VATTN_TRACE" in os.environ:
-        building.VattnAllocator = build_and_trace
-        Reading.plan = plan_and_trace
-        tree_cache.VattnTreeCache.match_prefix = match_and_trace
-        tree_cache.VattnTreeCache.evict_pages = evict_and_trace
+        vars(building)["VattnAllocator"] = build_and_trace
+        reading_class.plan = plan_and_trace
+        tree_class.match_prefix = match_and_trace
+        tree_class.evict_pages = evict_and_trace
 
 
 def register() -> None:
