@@ -144,12 +144,14 @@ class KernelRows:
 
 
 def read_rows_with(kernel: RowKernel, backend: Any, runner: Any) -> Any:
-    """``backend``, reading rows with ``kernel`` from now on.
+    """``backend``, reading rows with ``kernel`` from now on: an instance of a subclass, over the same attributes.
 
-    It becomes an instance of a subclass, where a wrapper would do elsewhere: SGLang reads more than twenty attributes
-    of a backend's class, and would get the defaults from a wrapper.
+    Elsewhere a wrapper would do. But SGLang reads more than twenty attributes of a backend's class, and would get the
+    defaults from a wrapper.
     """
     stock = type(backend)
-    backend.__class__ = type(f"{stock.__name__}WithRows", (KernelRows, stock), {})
-    backend.attach(kernel, runner)
-    return backend
+    ours: Any = type(f"{stock.__name__}WithRows", (KernelRows, stock), {})
+    rows = ours.__new__(ours)
+    rows.__dict__ = backend.__dict__
+    rows.attach(kernel, runner)
+    return rows
