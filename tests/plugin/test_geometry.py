@@ -94,3 +94,9 @@ def test_the_sizes_that_the_design_names() -> None:
     assert (qwen.token_bytes, qwen.page_size, qwen.page_bytes) == (56 << 10, 256, 14 << 20)
     assert (llama.stripes, qwen.stripes) == (2, 1)
     assert geometry("tiny Llama of the tests", HOST_GRANULE).page_size == 128
+
+
+@pytest.mark.parametrize("granule", [HOST_GRANULE, CUDA_GRANULE])
+def test_fp8_takes_half_the_bytes_a_token(granule: int) -> None:
+    half, whole = geometry("Llama-3.1-8B in fp8", granule), geometry("Llama-3.1-8B", granule)
+    assert 2 * half.token_bytes == whole.token_bytes and 2 * half.page_bytes == whole.page_bytes
