@@ -46,6 +46,7 @@ class Terminal:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in what a shell runs in the background
             os.execv(sys.executable, [sys.executable, "-m", "sglang_vattn", *arguments])
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.raw = ""
