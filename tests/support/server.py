@@ -53,7 +53,7 @@ STRICT = {
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
 }
 # Read when they are needed, not when SGLang is imported.
-FORKABLE = {*STRICT, "SGLANG_PLUGINS"}
+FORKABLE = {*STRICT, "SGLANG_PLUGINS", "SGLANG_CPU_OMP_THREADS_BIND"}
 # No plugin is loaded, ours neither: SGLang as it comes from its wheel.
 NO_PLUGINS = {"SGLANG_PLUGINS": "none"}
 
