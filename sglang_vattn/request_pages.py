@@ -47,6 +47,7 @@ class RequestPages:
     valid: int = 0  # of those, the ones that are still pages + ahead
     slot: int = 0  # SGLang's req_pool_idx
     tenant: Hashable = None  # as namespace_of() has it
+    duplicate: bool = False  # the tree has some of its tokens in pages of others that computed them, too
     row_deferred: bool = False  # no row unless it decodes outside a group
 
     @property

@@ -110,7 +110,11 @@ class VattnTreeCache(BasePrefixCache):
         request = self.allocator.requests[req.kv.req_pool_idx]
         tokens = req.full_untruncated_fill_ids[:up_to]
         namespace, priority = namespace_of(req), req.priority or 0
-        node = self.tree.insert(tokens, request.pages, namespace, priority, inserted_len=req.kv.cache_inserted_len).node
+        cached, node = self.tree.insert(
+            tokens, request.pages, namespace, priority, inserted_len=req.kv.cache_inserted_len
+        )
+        own = max(req.kv.cache_inserted_len, request.shared * self.page_size + request.copied_tokens)
+        request.duplicate = request.duplicate or cached > own
         prompt = len(req.origin_input_ids)
         if 0 < prompt < up_to:
             # Stock cuts the path at the prompt's end and ranks the prompt higher, so that answers, which are
@@ -118,9 +122,12 @@ class VattnTreeCache(BasePrefixCache):
             prompt_priority = min(priority + 1, HIGHEST_PRIORITY)
             self.tree.insert(tokens[:prompt], request.pages, namespace, prompt_priority, inserted_len=prompt)
         req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, up_to)
-        previous, req.lock = req.lock, self.lock(node)
-        self.unlock(previous)
-        req.last_node = node
+        # Others computed the same meanwhile, and the tree has it in their pages. This request reads its own: to lock
+        # theirs would take pages out of what the scheduler was told it may evict, and its next chunk may need them.
+        if not request.duplicate:
+            previous, req.lock = req.lock, self.lock(node)
+            self.unlock(previous)
+            req.last_node = node
 
     def free_kv_row(self, kv: Any, ranges: list[tuple[int, int]]) -> None:
         for start, end in ranges:

@@ -157,7 +157,10 @@ class Engine:
     def checkpoint(self, run: Run) -> None:
         run.req.extend_end = run.computed
         run.req.refresh_fill_ids()
+        pages = self.allocator.pages
+        room = pages.free + pages.evictable
         common.checkpoint_kv_cache(run.req, self.tree)
+        assert pages.free + pages.evictable >= room, "a checkpoint took room that the scheduler counts on"
         self.model.cached.update(run.hashes[: run.computed])
 
     # ------------------------------------------------------------ decode

@@ -13,6 +13,7 @@ import pytest
 from sglang_vattn._core import DriverError
 from tests.reliability.engine import Engine, Shape, settings
 from tests.reliability.invariants import check_end
+from tests.reliability.model import Job
 from tests.reliability.serve import mixed_jobs, serve
 
 
@@ -39,6 +40,29 @@ def test_all_are_served(shape: Shape) -> None:
     if shape.pages < 20:
         assert engine.tried["waits"] > 0
     assert engine.tried["read_by_paged"] > 0
+    check_end(engine)
+    engine.close()
+
+
+def test_a_twin_that_ends_leaves_room_for_the_next_chunk() -> None:
+    """Two equal prompts are computed at once, one in chunks. The other ends, and its pages are evictable: they stay so.
+
+    Found by the state machine after 550,000 steps: the chunked one locked them at its next checkpoint, though it has
+    pages of its own, and then there was no page for its next chunk. SGLang ends the server there.
+    """
+    engine = Engine(Shape(pages=11, slots=3))
+    prompt = tuple(range(20))
+    chunked, twin = engine.admit([Job(prompt, 1), Job(prompt[:16], 0)], 16)
+    engine.checkpoint(twin)
+    engine.release(twin, checkpoint=True)
+    assert engine.allocator.pages.evictable == 4
+    engine.checkpoint(chunked)
+    assert engine.allocator.pages.evictable == 4
+    (other,) = engine.admit([Job((7,) * 12, 1)], 100)  # takes every page that is free
+    engine.continue_prefill(chunked, 4)
+    assert engine.tried["chunks"] == 1
+    for run in (chunked, other):
+        engine.release(run, checkpoint=True)
     check_end(engine)
     engine.close()
 
