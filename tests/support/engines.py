@@ -149,18 +149,26 @@ def _counters(engine: Any) -> dict[str, Any]:
     return found
 
 
-def _in_a_fork(run: Run, out: Path) -> dict[str, Any]:
+def _fork_where_possible() -> None:
+    """SGLang spawns its processes, for CUDA's sake. Fork them, unless CUDA is in use by now."""
     import torch
 
+    def popen(process: Any) -> Any:
+        context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
+        return context.Process._Popen(process)
+
+    standard: Any = multiprocessing.context
+    standard.Process._Popen = staticmethod(popen)
+
+
+def _in_a_fork(run: Run, out: Path) -> dict[str, Any]:
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         os.setsid()  # so that what it starts can be ended with it
         code = 1
         try:
-            # SGLang asks for "spawn", for CUDA's sake. Importing it does not touch CUDA; if it did, no fork would do.
-            multiprocessing.set_start_method("spawn" if torch.cuda.is_initialized() else "fork", force=True)
-            multiprocessing.set_start_method = lambda *a, **kw: None
+            _fork_where_possible()
             if run["engine"].get("lora_paths"):
                 _unpin()
             out.write_text(json.dumps(_serve(run)))
