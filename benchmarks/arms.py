@@ -103,10 +103,10 @@ BESIDE_OTHERS = (
 
 @contextmanager
 def all_serving(names: Sequence[str], device: str, folder: Path) -> Iterator[dict[str, Client]]:
-    """The servers of several arms on one device, started at the same time; to be measured in turns."""
+    """The servers of several arms on one device, to be measured in turns. On a GPU they start at the same time."""
     model_for(device)  # not several at once
     extra = BESIDE_OTHERS if device == "cuda" else ()
-    with ExitStack() as stack, ThreadPoolExecutor(len(names)) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(len(names) if device == "cuda" else 1) as pool:
         started = [pool.submit(stack.enter_context, serving(name, device, folder, extra)) for name in names]
         yield {name: one.result() for name, one in zip(names, started, strict=True)}
 

@@ -67,10 +67,10 @@ def _home(folder: Path) -> Iterator[None]:
 
 def prefixes(model: Path, load: Load, seed: int, scratch: Path) -> list[list[int]]:
     """The prefixes that `bench_serving` will send for this load and seed: it finds the same prompts in its cache."""
+    tokenizer = _bench().get_tokenizer(str(model))
     import numpy
     from sglang.benchmark.datasets.generated_shared_prefix import sample_generated_shared_prefix_requests
 
-    tokenizer = _bench().get_tokenizer(str(model))
     random.seed(seed)
     numpy.random.seed(seed)
     with _home(scratch), contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):

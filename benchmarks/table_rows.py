@@ -63,7 +63,7 @@ def trace_replay(result: Result) -> Rows:
     for pool in dict.fromkeys(row["pool_tokens"] for row in result["rows"]):
         found = {row["arm"]: row for row in result["rows"] if row["pool_tokens"] == pool}
         any_arm = next(iter(found.values()))
-        rates = [f"{found[arm]['hit_rate']:.5f}" if arm in found else "" for arm in arms]
+        rates = [f"{found[arm]['hit_rate']:.5f} ({found[arm]['hit_tokens']:,})" if arm in found else "" for arm in arms]
         rows.append([f"{pool:,}", *rates, f"{any_arm['ideal_hit_rate']:.3f}", str(any_arm["skipped"])])
     return rows
 

@@ -13,9 +13,10 @@ from benchmarks.trace import BLOCK, TraceRequest, answer, fitting, ideal_hit_rat
 
 pytest.importorskip("sglang")
 
+from benchmarks.common import RESULTS
 from benchmarks.dry import Vattn
 from benchmarks.dry_stock import Stock
-from benchmarks.trace_replay import simulate
+from benchmarks.trace_replay import ARMS, POOLS, simulate
 
 PAGE = 128
 
@@ -81,6 +82,18 @@ def test_every_arm_skips_the_same_requests() -> None:
     rows = [simulate(arm, 20 * PAGE, requests) for arm in ("vattn", "stock_page1", "stock_page128")]
     assert len({(row["requests"], row["skipped"], row["ideal_hit_rate"]) for row in rows}) == 1
     assert rows[0]["skipped"] == len(requests) - len(list(fitting(requests, 20 * PAGE)))
+
+
+def test_the_measured_hit_rates_are_what_the_documents_say() -> None:
+    """Never below stock's page 1 by more than 0.005, above its page 64 at every pool size, within five minutes."""
+    rows = json.loads((RESULTS / "cpu" / "trace_replay.json").read_text())["rows"]
+    found = {(row["pool_tokens"], row["arm"]): row for row in rows}
+    assert {pool for pool, _ in found} == set(POOLS) and {arm for _, arm in found} == set(ARMS)
+    for pool in POOLS:
+        ours = found[pool, "vattn"]
+        assert ours["hit_rate"] >= found[pool, "stock_page1"]["hit_rate"] - 0.005, pool
+        assert ours["hit_tokens"] > found[pool, "stock_page64"]["hit_tokens"], pool
+        assert ours["replay_s"] < 300, pool
 
 
 def test_equal_ids_and_nothing_else_give_equal_tokens() -> None:
