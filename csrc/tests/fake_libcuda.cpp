@@ -27,7 +27,8 @@ struct Device {
   std::mutex mutex;
   std::shared_ptr<Driver> host = make_host_driver(kGranule).value();
   std::unique_ptr<PhysicalPages> pool = host->create(kPoolBytes / kGranule, kGranule).value();
-  std::size_t used = 0;  // granules handed out (never reused: handles stay unique)
+  std::size_t used = 0;   // granules handed out (never reused: handles stay unique)
+  std::size_t taken = 0;  // granules that another process holds
   std::map<CUmemGenericAllocationHandle, std::pair<std::size_t, int>>
       handles;  // granules, references
   std::map<Address, std::size_t> reservations;
@@ -85,6 +86,12 @@ int fake_cuda_held() {
   return static_cast<int>(device.handles.size() + device.reservations.size() +
                           device.mappings.size()) +
          device.contexts;
+}
+
+// Another process holds so many granules of the device's 64.
+void fake_cuda_taken(int granules) {
+  std::lock_guard lock(device.mutex);
+  device.taken = static_cast<std::size_t>(granules);
 }
 
 // After a failed teardown: nothing was ever held.
@@ -159,7 +166,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
   const std::size_t granules = bytes / kGranule;
   if (bytes % kGranule != 0) return CUDA_ERROR_INVALID_VALUE;
   if (device.handles.empty()) device.used = 0;
-  if (device.used + granules > device.pool->count) return kOutOfMemory;
+  if (device.taken + device.used + granules > device.pool->count) return kOutOfMemory;
   *handle = device.used + 1;
   device.used += granules;
   device.handles[*handle] = {granules, 1};

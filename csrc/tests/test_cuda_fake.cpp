@@ -94,6 +94,20 @@ int main(int argc, char** argv) {
   auto* forget = symbol<void()>(fake, "fake_cuda_forget");
   CHECK(live(FAKE_LIBCUDA).ok() && held() == 0);
 
+  // Another process took memory since SGLang looked: by little or by all, creation ends
+  // with a reason and leaves nothing behind; when that process is gone, we start.
+  auto* taken = symbol<void(int)>(fake, "fake_cuda_taken");
+  constexpr int kDevice = 64, kWanted = 8 * 2;  // granules: pages 0..7 of two each
+  for (int others = kDevice; others > kDevice - kWanted; --others) {
+    taken(others);
+    const vattn::Status status = live(FAKE_LIBCUDA);
+    CHECK(!status.ok() && status.text().find("cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY") == 0);
+    CHECK(held() == 0);
+  }
+  taken(kDevice - kWanted);
+  CHECK(live(FAKE_LIBCUDA).ok() && held() == 0);
+  taken(0);
+
   int k = 1, leaks = 0;
   for (;; ++k) {
     fail(k);
