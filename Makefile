@@ -84,8 +84,12 @@ bench: build ## small forms of all benchmarks, without a GPU; under four minutes
 GPU_PYTHON ?= python
 GPU_ARMS := vattn stock_page1 stock_page128 stock_no_hits
 GPU_PARTS := kernels vmm serve $(GPU_ARMS:%=prefix-%) $(GPU_ARMS:%=trace-%)
-.PHONY: $(GPU_PARTS:%=bench-gpu-%)
+.PHONY: bench-gpu-quick $(GPU_PARTS:%=bench-gpu-%)
 bench-gpu: $(GPU_PARTS:%=bench-gpu-%) ## everything, on the GPU at hand, in parts (bench-gpu-kernels, ..)
+bench-gpu-quick: ## the GPU part in about nine minutes: every arm's server side by side on one GPU, fewer loads
+	-timeout 110 $(GPU_PYTHON) -m benchmarks.kernels --device cuda --resume --rounds 10
+	-timeout 110 $(GPU_PYTHON) -m benchmarks.vmm --device cuda --resume --rounds 5
+	timeout 320 $(GPU_PYTHON) -m benchmarks.quick --device cuda --trace $(TRACE) --seconds 140
 bench-gpu-kernels:
 	timeout 540 $(GPU_PYTHON) -m benchmarks.kernels --device cuda --resume
 bench-gpu-vmm:
