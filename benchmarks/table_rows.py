@@ -57,6 +57,23 @@ def serve_ab_ways(result: Result) -> Rows:
     return _arms(result, {"vattn": "as it is", "vattn_rows": "rows only", "vattn_pages": "pages only"})
 
 
+def observe_cost(result: Result) -> Rows:
+    row = result["rows"][0]
+    names = {
+        "requests_per_s": "requests a second",
+        "decode_step_ms": "decode step, ms",
+        "processor_ms_per_request": "scheduler's processor time a request, ms",
+    }
+    rows = [["", "off", "on", "on / off, median of rounds", "quartiles", "rounds"]]
+    for name, label in names.items():
+        figure = row[name]
+        rows.append([
+            label, number(figure["off"], 4), number(figure["on"], 4), f"{figure['on_by_off']:.4f}",
+            " to ".join(f"{value:.4f}" for value in figure["quartiles"]), str(row["rounds"]),
+        ])  # fmt: skip
+    return rows
+
+
 def trace_replay(result: Result) -> Rows:
     arms = list(dict.fromkeys(row["arm"] for row in result["rows"]))
     rows = [["pool, tokens", *(arm.replace("_", " ") for arm in arms), "ideal", "skipped"]]

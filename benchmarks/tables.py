@@ -29,6 +29,11 @@ Result = dict[str, Any]
 TABLES: dict[str, tuple[str, Callable[[Result], Sequence[Sequence[str]]], str]] = {
     "serve-ab": ("h200/serve_ab.json", table_rows.serve_ab, "python benchmarks/serve_ab.py"),
     "serve-ab-ways": ("h200/serve_ab.json", table_rows.serve_ab_ways, "python benchmarks/serve_ab.py --arms .."),
+    "serve-ab-x2": ("h200x2/serve_ab.json", table_rows.serve_ab, "python benchmarks/serve_ab.py --tp-size 2"),
+    "observe-cpu": ("cpu/observe_cost.json", table_rows.observe_cost, "python -m benchmarks.observe_cost"),
+    "observe-gpu": (
+        "h200/observe_cost.json", table_rows.observe_cost, "python -m benchmarks.observe_cost --device cuda",
+    ),
     "trace-replay": ("cpu/trace_replay.json", table_rows.trace_replay, "python -m benchmarks.trace_replay --simulate"),
     "trace-cost": ("cpu/trace_replay.json", table_rows.trace_cost, "python -m benchmarks.trace_replay --simulate"),
     "trace-live": (

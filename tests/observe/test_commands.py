@@ -84,8 +84,9 @@ def keep_screen(path: Path, shown: str, columns: int) -> None:
     from rich.text import Text
 
     console = Console(record=True, width=columns, file=io.StringIO(), color_system="truecolor", force_terminal=True)
-    console.print(Text.from_ansi(shown), no_wrap=True, crop=True)
+    console.print(Text.from_ansi(shown.replace("\r", "")), no_wrap=True, crop=True)
     drawing = console.export_svg(title="python -m sglang_vattn top")
+    assert "private" in drawing and "prefix" in drawing
     path.write_text(re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL))  # it asks for a font from the network
 
 
