@@ -31,6 +31,7 @@ class KernelRows:
         pool, allocator = runner.token_to_kv_pool, runner.token_to_kv_pool_allocator
         assert isinstance(pool, VattnPool) and isinstance(allocator, VattnAllocator)
         self.kernel, self.pool, self.allocator = kernel, pool, allocator
+        kernel.check_rows(pool.k_rows[0], pool.v_rows[0])
         self.batch: RowBatch | None = None
         self._graph_index: torch.Tensor | None = None  # int32 (largest batch,), which captured graphs read
         self._graph_lengths: torch.Tensor | None = None

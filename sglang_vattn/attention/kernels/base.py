@@ -93,6 +93,15 @@ class RowKernel(ABC):
             If this machine lacks it.
         """
 
+    def check_rows(self, k_rows: torch.Tensor, v_rows: torch.Tensor) -> None:  # noqa: B027
+        """Called once, before serving, with a layer's rows.
+
+        Raises
+        ------
+        KernelMissing
+            If it cannot read rows of these shapes and strides.
+        """
+
     def plan(self, batch: RowBatch) -> None:  # noqa: B027
         """Look at the next forward's batch. Most kernels need not."""
 

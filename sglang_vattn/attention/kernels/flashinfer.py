@@ -31,6 +31,13 @@ class FlashInfer(RowKernel):
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
         self._planned: tuple[RowBatch, float, float] | None = None
 
+    def check_rows(self, k_rows: torch.Tensor, v_rows: torch.Tensor) -> None:
+        if k_rows.stride(0) >= LARGEST_STRIDE:
+            raise KernelMissing(
+                f"--vattn-kernel flashinfer: a row of {k_rows.shape[1]} tokens is too long for it: lower "
+                f"--context-length to {k_rows.shape[1] * LARGEST_STRIDE // k_rows.stride(0)}"
+            )
+
     def __call__(
         self,
         q: torch.Tensor,
@@ -44,11 +51,6 @@ class FlashInfer(RowKernel):
         v_scale: torch.Tensor | None = None,
         need_lse: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if k_rows.stride(0) >= LARGEST_STRIDE:
-            raise KernelMissing(
-                f"--vattn-kernel flashinfer: a row of {k_rows.shape[1]} tokens is too long for it: lower "
-                f"--context-length to {k_rows.shape[1] * LARGEST_STRIDE // k_rows.stride(0)}"
-            )
         if self._planned is None or self._planned[0] is not batch or self._planned[1:] != (scale, softcap):
             count = len(batch.index)
             self._wrapper.plan(
