@@ -93,10 +93,11 @@ def serving(name: str, device: str, folder: Path, extra: Sequence[str] = ()) -> 
 
 # Four servers of 8B on one GPU: 15 GiB of weights, 12 of KV and a few of graphs and activations each. Few sizes are
 # captured, which is a third of a server's start. The same for every arm.
+SMALL_POOL_TOKENS = 98304
 BESIDE_OTHERS = (
     "--mem-fraction-static=0.92",
-    "--max-total-tokens=98304",
-    *("--cuda-graph-bs-decode", "1", "2", "4", "8", "16", "32", "64"),
+    f"--max-total-tokens={SMALL_POOL_TOKENS}",
+    *("--cuda-graph-max-bs-decode=64", "--cuda-graph-bs-decode", "1", "2", "4", "8", "16", "32", "64"),
     *("--cuda-graph-bs-prefill", "16", "64", "128", "256", "512", "1024", "2048", "4096", "8192"),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import random
@@ -73,7 +74,8 @@ def prefixes(model: Path, load: Load, seed: int, scratch: Path) -> list[list[int
 
     random.seed(seed)
     numpy.random.seed(seed)
-    with _home(scratch), contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
+    said = io.StringIO()
+    with _home(scratch), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         requests = sample_generated_shared_prefix_requests(
             num_groups=load.prefixes, prompts_per_group=load.members, system_prompt_len=load.prefix,
             question_len=load.own, output_len=load.output, range_ratio=1.0, tokenizer=tokenizer, seed=seed,

@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from benchmarks import kernels_host, loads, plots, prefix_hit, tree, vmm
+from benchmarks import arms, kernels_host, loads, plots, prefix_hit, quick, tree, vmm
 from benchmarks.table_rows import kernels_host as kernel_table
+from tests.support.tiny_model import tiny_model
 
 
 @pytest.mark.parametrize("kind", ["decode", "extend", "cold"])
@@ -66,6 +67,41 @@ def test_loads_change_one_thing_about_the_base() -> None:
         assert changed <= ({"arrival", "members"} if value == prefix_hit.ONE_BY_ONE else {sweep})
         assert getattr(load, sweep) == value
     assert {sweep for sweep, *_ in prefix_hit.loads("cpu", ["own"], False)} == {"own"}
+
+
+def test_quick_loads_fit_the_small_pool_and_the_captured_batches() -> None:
+    for sweep, value, load in quick.quick_loads("cuda"):
+        own_pages = -(-(load.own + load.output) // 128) + 2  # a partial copy before, a page mapped ahead behind
+        assert load.prefixes * load.prefix + load.requests * own_pages * 128 <= arms.SMALL_POOL_TOKENS, (sweep, value)
+        assert load.requests <= 64
+        assert getattr(load, sweep) == value
+
+
+def test_the_prefixes_that_are_sent_first_are_those_of_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bench_serving, given the same seed and home, must find the same prompts."""
+    model = tiny_model(tmp_path)
+    load = prefix_hit.Load(prefix=40, members=3, prefixes=4, own=5, output=2, zipf=1.2)
+    found = loads.prefixes(model, load, 7, tmp_path)
+    assert 1 <= len(found) <= 4 and all(len(prefix) == 40 for prefix in found)
+    sent: list[list[int]] = []
+
+    def bench_main() -> None:
+        from sglang.benchmark.datasets.generated_shared_prefix import GeneratedSharedPrefixDataset
+
+        parser_args = argparse.Namespace(
+            gsp_num_groups=4, gsp_prompts_per_group=3, gsp_system_prompt_len=40, gsp_question_len=5, gsp_output_len=2,
+            seed=7, tokenize_prompt=True, gsp_group_distribution="zipf", gsp_zipf_alpha=1.2,
+        )  # fmt: skip
+        tokenizer = loads._bench().get_tokenizer(str(model))
+        sent.extend(row.prompt for row in GeneratedSharedPrefixDataset.from_args(parser_args).load(tokenizer))
+        (tmp_path / "bench_serving.jsonl").write_text("{}\n")
+
+    monkeypatch.setattr(loads._bench(), "cli_main", bench_main)
+    loads.bench_serving("http://x", model, load, 7, tmp_path)
+    assert len(sent) == 12
+    assert {tuple(prompt[:40]) for prompt in sent} == {tuple(prefix) for prefix in found}
 
 
 def test_arrivals_become_flags_of_bench_serving() -> None:
