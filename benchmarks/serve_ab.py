@@ -161,6 +161,7 @@ class Arm:
             "one_hit_ttft_ms": median(raw["one_hit_s"]) * 1e3,
             "engine_start_s": self.start_s,
             "unmap_calls": after.get("unmap_calls", 0) - before.get("unmap_calls", 0),
+            "unmap_calls_running": after.get("unmap_calls_running", 0) - before.get("unmap_calls_running", 0),
             "map_calls": after.get("map_calls", 0) - before.get("map_calls", 0),
             "cached_share": cached / (load.requests * (load.document_tokens + QUESTION)),
             "spread": {key: spread(values) for key, values in raw.items()},
@@ -192,7 +193,7 @@ def format_row(row: dict[str, Any]) -> str:
         f"{row['workload']:<16} {row['arm']:<14} cold {row['cold_prefill_s']:.3f} s  "
         f"hits {row['hit_prefill_s']:.3f} s  step {row['decode_step_ms']:6.2f} ms  "
         f"{row['out_tok_s']:7.0f} tok/s  one hit {row['one_hit_ttft_ms']:.1f} ms  "
-        f"maps {row['map_calls']} unmaps {row['unmap_calls']}"
+        f"maps {row['map_calls']} unmaps {row['unmap_calls']}, of them {row['unmap_calls_running']} while requests ran"
     )
 
 

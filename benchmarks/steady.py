@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve_ab import ARMS, TABLE_ARMS, Arm, heading, write_model
+from sglang_vattn.geometry import STRIPES
 
+SHOWN = ("map_calls", "unmap_calls", "batches_waited", "batches_shared", "batches_rows", "batches_pages")
 DOCUMENTS, DOCUMENT_TOKENS, QUESTION, OUTPUT, AT_ONCE = 8, 8192, 64, 128, 64
 
 
@@ -46,10 +48,9 @@ async def drive(arm: Arm, requests: int) -> dict[str, Any]:
         for prompt in prompts:
             await one_request(arm, prompt, times)
 
-    before, start = arm.counters(), time.perf_counter()
+    start = time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
     seconds = time.perf_counter() - start
-    after = arm.counters()
     settled = sorted(times, key=lambda each: each["end"])[AT_ONCE:-AT_ONCE]  # neither the start nor the end
     return {
         "arm": arm.name,
@@ -58,15 +59,20 @@ async def drive(arm: Arm, requests: int) -> dict[str, Any]:
         "out_tok_s": requests * OUTPUT / seconds,
         "ttft_ms": statistics.median(each["ttft_s"] for each in settled) * 1e3,
         "decode_step_ms": statistics.median(each["step_s"] for each in settled) * 1e3,
-        "counters": {key: value - before.get(key, 0) for key, value in after.items()},
         "raw": times,
     }
+
+
+def measure(arm: Arm, requests: int) -> dict[str, Any]:
+    before = arm.counters()
+    row: dict[str, Any] = arm.engine.loop.run_until_complete(drive(arm, requests))  # the engine's sockets belong to it
+    return row | {"counters": {key: value - before.get(key, 0) for key, value in arm.counters().items()}}
 
 
 def lost_to_mapping(row: dict[str, Any]) -> float:
     """Share of the run that the GPU stood still or ran slower for mappings, by the costs in docs/benchmarks.md."""
     counters = row["counters"]
-    stall_s = counters.get("unmap_calls", 0) * 220e-6 + counters.get("pages_mapped", 0) * 6e-6
+    stall_s = counters.get("unmap_calls", 0) * STRIPES * 220e-6 + counters.get("pages_mapped", 0) * 6e-6
     return float(stall_s / row["seconds"])
 
 
@@ -82,9 +88,8 @@ def main() -> None:
     if args.arm:
         extra = {"vattn_rows": args.rows} if "kv_backend" in ARMS[args.arm] else {}
         arm = Arm(args.arm, args.model, 1, extra)
-        loop = arm.engine.loop  # the engine's own: its sockets belong to it
-        loop.run_until_complete(drive(arm, AT_ONCE))  # warm-up
-        Path(args.out).write_text(json.dumps(loop.run_until_complete(drive(arm, args.requests))))
+        measure(arm, 3 * AT_ONCE)  # warm-up
+        Path(args.out).write_text(json.dumps(measure(arm, args.requests)))
         arm.engine.shutdown()
         return
     result = heading("python -m benchmarks.steady")
@@ -101,7 +106,7 @@ def main() -> None:
             row = json.loads(part.read_text())
             result["rows"].append(row)
             Path(args.out).write_text(json.dumps(result, indent=1))
-            calls = {key: row["counters"].get(key, 0) for key in ("map_calls", "unmap_calls", "batches_waited")}
+            calls = {key: row["counters"].get(key, 0) for key in SHOWN}
             print(
                 f"{name:<14} {row['out_tok_s']:7.0f} tok/s  step {row['decode_step_ms']:6.2f} ms  "
                 f"TTFT {row['ttft_ms']:6.1f} ms  lost to mapping {lost_to_mapping(row):.2%}  {calls}"

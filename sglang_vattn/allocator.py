@@ -58,6 +58,7 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         self.reading = Reading(
             read_mode,
             self.rows,
+            page_size=pool.page_size,
             page_bytes_per_layer=pool.geometry.page_bytes // pool.layer_num,
             share=share_prefixes,
         )

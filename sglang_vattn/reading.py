@@ -18,6 +18,7 @@ WAIT_LIMIT_S = 10.0  # under --vattn-read rows; after it the batch reads by page
 LEAST_SAVED_BYTES = int(os.environ.get("VATTN_SHARED_DECODE_BYTES", 128 << 20))
 LEAST_SAVED_BYTES_OF_A_GROUP = LEAST_SAVED_BYTES // 8
 LEAST_MEMBERS = 2
+LEAST_DEFERRED_TOKENS = 1024  # a hit this long will most likely be read by a group
 LEAST_BATCH = 8  # below it, nothing pays; the graphs for smaller batches have no such variant
 REQUESTS_PER_GROUP = 8  # room for one group an eighth of the batch: empty room in a graph is not free
 
@@ -43,7 +44,7 @@ class Reading:
         Changes whenever ``groups`` does.
     """
 
-    def __init__(self, mode: str, rows: RowTable, *, page_bytes_per_layer: int, share: bool) -> None:
+    def __init__(self, mode: str, rows: RowTable, *, page_size: int, page_bytes_per_layer: int, share: bool) -> None:
         self.mode = mode
         self.rows = rows
         self.rows_possible = True  # whether the attention backend has a form for rows
@@ -53,6 +54,7 @@ class Reading:
         self.paths = SharedPaths()
         self.least_saved_pages = max(1, LEAST_SAVED_BYTES // page_bytes_per_layer)
         self.least_saved_pages_of_a_group = max(1, LEAST_SAVED_BYTES_OF_A_GROUP // page_bytes_per_layer)
+        self.least_deferred_pages = min(self.least_saved_pages_of_a_group, max(1, LEAST_DEFERRED_TOKENS // page_size))
         self.by_rows = False
         self.groups: list[Group] = []
         self.groups_version = 0
@@ -97,7 +99,7 @@ class Reading:
         own, 38 us a page, would be for nothing. Its first forward reads pages.
         """
         sharing = self.share and self.share_possible and self.mode == "auto"
-        return sharing and request.shared >= self.least_saved_pages_of_a_group
+        return sharing and request.shared >= self.least_deferred_pages
 
     def _map_deferred(self, requests: list[RequestPages]) -> None:
         grouped = {index for group in self._candidates for index in group.members}

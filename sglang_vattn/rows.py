@@ -40,6 +40,9 @@ class RowTable:
         # Rows given back since the last forward, then those that wait for the event behind it.
         self._released: list[int] = []
         self._waiting: list[tuple[Any, list[int]]] = []
+        self._idle = True
+        self._unmaps_before = 0  # when requests began to run
+        self._unmaps_running = 0  # in all earlier times that requests ran
 
     def grow(self, request: RequestPages) -> None:
         """Ask for the request's new pages to be mapped into its row; takes a row if it has none yet.
@@ -124,6 +127,8 @@ class RowTable:
 
     def before_forward(self) -> None:
         """On the forward's stream, before it: bring the device table up to date, retire rows that are done with."""
+        if self._idle:
+            self._idle, self._unmaps_before = False, self.space.stats()["unmap_calls"]
         if self._updates:
             slots = torch.tensor(list(self._updates), dtype=torch.int64)
             rows = torch.tensor(list(self._updates.values()), dtype=torch.int32)
@@ -154,8 +159,18 @@ class RowTable:
 
         One unmap call stalls a GPU for 0.2 ms, whatever its size (docs/benchmarks.md, 'Virtual memory').
         """
+        if not self._idle:
+            self._unmaps_running = self._count_unmaps_running()
+            self._idle = True
         self.retire()
         self.space.clean(ROWS_CLEANED_AT_ONCE)
 
+    def _count_unmaps_running(self) -> int:
+        now = 0 if self._idle else self.space.stats()["unmap_calls"] - self._unmaps_before
+        return self._unmaps_running + now
+
     def stats(self) -> dict[str, int]:
-        return {"rows_waiting": len(self._released) + sum(len(rows) for _, rows in self._waiting)}
+        return {
+            "rows_waiting": len(self._released) + sum(len(rows) for _, rows in self._waiting),
+            "unmap_calls_running": self._count_unmaps_running(),  # made while requests ran
+        }

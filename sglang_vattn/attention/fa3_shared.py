@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,9 @@ from sglang_vattn.sharing import Group
 
 if TYPE_CHECKING:
     from sglang_vattn.attention.fa3 import Fa3RowBackend
+
+
+TUNE = os.environ.get("VATTN_TUNE", "1 prefix_side").split()
 
 
 class SharedDecode:
@@ -48,17 +52,17 @@ class SharedDecode:
         """Store this step's K and V, attend; q and the result are (batch, heads * dim)."""
         q = q.reshape(-1, layer.tp_q_head_num, layer.head_dim)
         ordered_q = self._store_and_order(q, k, v, layer, forward_batch, save_kv_cache)
-        metadata, groups, index = (
-            self.backend.forward_metadata,
-            self.backend.groups,
-            layer.layer_id - self.pool.start_layer,
-        )
+        groups, index = self.backend.groups, layer.layer_id - self.pool.start_layer
         assert groups is not None
         common = {"softmax_scale": layer.scaling, "softcap": layer.logit_cap, "return_softmax_lse": True, "ver": 3}
         # Both calls wait more than they read, so they run side by side (branches, in the captured graph).
         main, side = torch.cuda.current_stream(), self._side_stream
         side.wait_stream(main)
-        with torch.cuda.stream(side):
+        own_first = TUNE[1] == "own_side"
+        if own_first:
+            with torch.cuda.stream(side):
+                own, own_lse = self._own(q, layer, common)
+        with torch.cuda.stream(main if own_first or TUNE[1] == "serial" else side):
             ordered_q, scales = self.backend.query(ordered_q, layer, groups.room)
             shared, shared_lse, *_ = flash_attn_with_kvcache(
                 q=ordered_q,
@@ -73,9 +77,20 @@ class SharedDecode:
                 **scales,
                 **common,
             )
+        if not own_first:
+            own, own_lse = self._own(q, layer, common)
+        main.wait_stream(side)
+        buffer = getattr(forward_batch, "_attn_output", None)
+        out = own if buffer is None else buffer.view(own.shape)
+        merge(shared, shared_lse, own, own_lse, groups.position, groups.shared_pages, out)
+        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+    def _own(self, q: torch.Tensor, layer: Any, common: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each request reads for itself alone, by pages: 128 tokens a tile, where rows would take 176."""
+        metadata = self.backend.forward_metadata
         k_pages, v_pages = self.backend.get_paged_mha_kv_cache(layer)
         q, scales = self.backend.query(q, layer, len(q))
-        own, own_lse, *_ = flash_attn_with_kvcache(
+        out, lse, *_ = flash_attn_with_kvcache(
             q=q,
             k_cache=k_pages,
             v_cache=v_pages,
@@ -89,11 +104,7 @@ class SharedDecode:
             **scales,
             **common,
         )
-        main.wait_stream(side)
-        buffer = getattr(forward_batch, "_attn_output", None)
-        out = own if buffer is None else buffer.view(own.shape)
-        merge(shared, shared_lse, own, own_lse, groups.position, groups.shared_pages, out)
-        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+        return out, lse
 
     def _store_and_order(
         self,
@@ -118,7 +129,7 @@ class SharedDecode:
     def _schedule(self, groups: GroupBuffers) -> torch.Tensor | None:
         """FA3's plan for the prefix call: made when the groups change, where FA3 alone would make it every layer."""
         backend = self.backend
-        if backend._get_scheduler_metadata is None or backend._disable_scheduler_metadata_precompute:
+        if TUNE[0] == "0" or backend._get_scheduler_metadata is None or backend._disable_scheduler_metadata_precompute:
             return None
         schedule: torch.Tensor = backend._get_scheduler_metadata(
             batch_size=groups.room,

@@ -56,7 +56,7 @@ def observer() -> Iterator[Observer]:
     allocator.__dict__.update(
         pages=pages, requests={}, admitted={}, rows=rows, _kvcache=pool, page_size=SIZE, hit_tokens=0, pages_aliased=0,
         tokens_copied=0, tree_cache=SimpleNamespace(tree=tree, evicted_pages=0),
-        reading=Reading("auto", rows, page_bytes_per_layer=1024, share=True),
+        reading=Reading("auto", rows, page_size=128, page_bytes_per_layer=1024, share=True),
     )  # fmt: skip
     running = []
     for slot in range(REQUESTS):
