@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 STATES = ("free", "private", "evictable", "protected", "padding", "guard")
 FREE, PRIVATE, EVICTABLE, PROTECTED, PADDING, GUARD = range(len(STATES))
+U16, U32 = np.dtype("<u2"), np.dtype("<u4")  # in the order of bytes that the page expects
 MAX_NODES = 256  # sent, those nearest to the root first; every page names its node all the same
 _KEY = secrets.token_bytes(16)  # of this process
 
@@ -51,8 +52,8 @@ def full_state(
     """
     total = allocator.pages.num_pages + 2
     states = np.zeros(total, dtype=np.uint8)
-    nodes = np.zeros(total, dtype=np.uint32)
-    sharers = np.zeros(total, dtype=np.uint16)
+    nodes = np.zeros(total, dtype=U32)
+    sharers = np.zeros(total, dtype=U16)
     tree = allocator.tree_cache.tree if allocator.tree_cache is not None else None
     walk = list(tree.walk()) if tree is not None else []  # parents before children
     if walk:
@@ -172,8 +173,8 @@ def keyed_hash(namespace: Hashable) -> str:
 
 def pack_pages(pages: list[int]) -> str:
     """Page numbers as base64 of uint32."""
-    return _pack(np.asarray(pages, dtype=np.uint32))
+    return _pack(np.array(pages, dtype=U32))
 
 
 def _pack(array: np.ndarray) -> str:
-    return base64.b64encode(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()).decode()
+    return base64.b64encode(array.tobytes()).decode()
