@@ -36,6 +36,8 @@ class Memory:
         self.space = _core.AddressSpace(
             _core.CudaDriver(0), pages, self.geometry.page_bytes, num_rows, self.pages_per_row
         )
+        # All of them, for good: SDPA takes a batch of rows that lie beside each other as one view.
+        self.own_rows = [self.space.acquire_row() for _ in range(num_rows - 1)]
         self.tokens = (pages + 1) * PAGE  # with the padding page
         self.order = list(range(1, pages + 1))
         random.Random(0).shuffle(self.order)
@@ -95,8 +97,9 @@ class Memory:
 
     @contextmanager
     def backed(self, pages: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """A row for each list of pages, sorted, until the end of the block."""
-        rows = self._adjacent_rows(len(pages))
+        """A row for each list of pages, in order and beside each other, until the end of the block."""
+        rows = self.own_rows[: len(pages)]
+        assert len(rows) == len(pages), "a row short"
         for row, own in zip(rows, pages, strict=True):
             self.space.map(row, 0, own)
         for row, own in zip(rows, pages, strict=True):
@@ -107,21 +110,8 @@ class Memory:
         finally:
             torch.cuda.synchronize()
             for row in rows:
-                self.space.retire_row(row)
-            self.space.clean()
+                self.space.truncate(row, 0)
             self.space.drain(WAIT_S)
-
-    def _adjacent_rows(self, count: int) -> list[int]:
-        """So many rows beside each other (SDPA takes a batch of them as one view)."""
-        for _ in range(4):
-            rows = sorted(self.space.acquire_row() for _ in range(count))
-            if rows[0] and rows[-1] - rows[0] == count - 1:
-                return rows
-            for row in filter(None, rows):
-                self.space.retire_row(row)
-            self.space.clean()
-            self.space.drain(WAIT_S)
-        raise RuntimeError(f"no {count} rows beside each other")
 
     def close(self) -> None:
         torch.cuda.synchronize()

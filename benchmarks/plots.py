@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots of the prefix-hit benchmark's sweeps, from its JSON, as PNG and SVG.
 
-python -m benchmarks.plots benchmarks/results/h200/prefix_hit.json docs/plots
+    python -m benchmarks.plots benchmarks/results/h200/prefix_hit.json docs/plots/h200
+
+`benchmarks.tables` shows what lies there below the table. A sweep of which one value was measured is no plot.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ def main() -> None:
     where = result["machine"].get("gpu") or result["machine"].get("cpu", "")
     for sweep in dict.fromkeys(row["sweep"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["sweep"] == sweep]
+        if len({str(row["value"]) for row in rows}) < 2:
+            continue
         for path in draw(rows, sweep, f"{sweep}, {where}, {result['date']}", args.out):
             print(path)
 

@@ -22,6 +22,7 @@ from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/benchmarks.md", "docs/operations.md", "docs/architecture.md", "docs/compatibility.md")
+PLOTS = ROOT / "docs" / "plots"
 MARK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 Result = dict[str, Any]
@@ -71,6 +72,8 @@ def render(name: str) -> str:
     text += f"\n`{result['command']}`, {result['date']}, {where}; {versions}. Raw: `benchmarks/results/{file}`.\n"
     for note in result.get("notes", []):
         text += f"\n> {note}\n"
+    for plot in sorted((PLOTS / path.parent.name).glob(f"{path.stem}_*.svg")):  # see plots.py
+        text += f"\n![{plot.stem}](plots/{path.parent.name}/{plot.name})\n"
     return text
 
 

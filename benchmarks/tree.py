@@ -6,9 +6,8 @@
 ``match`` finds a cached sequence of so many tokens. ``hit`` also gives the slots of all its tokens, as a scheduler
 asks for them at admission. ``insert`` caches a sequence that the tree does not know, ``append`` one of which it lacks
 the last 256 tokens. ``split`` matches half of a node that holds the sequence whole. Both trees hold 64 other sequences
-of the same length's tenth. The arms take turns; figures are medians of the
-thread's CPU time in microseconds, the spread is the distance of
-the quartiles over the median.
+of a tenth of the length. The arms take turns; figures are medians of the thread's CPU time in microseconds, the spread
+is the distance of the quartiles over the median.
 """
 
 from __future__ import annotations
