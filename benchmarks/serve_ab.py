@@ -173,6 +173,14 @@ class Arm:
             ],
         }
 
+    def profile(self, load: Workload, folder: str) -> None:
+        """Leave a torch profile of some decode steps of this workload in the folder; nothing of it is measured."""
+        documents = [self.tokens(load.document_tokens) for _ in range(load.documents)]
+        self.run(self.questions(load, documents), 1)
+        self.engine.start_profile(output_dir=folder, activities=["GPU"], profile_prefix=self.name)
+        self.run(self.questions(load, documents), OUTPUT // 4)
+        self.engine.stop_profile()
+
     def questions(self, load: Workload, documents: list[list[int]]) -> list[list[int]]:
         return [documents[i % load.documents] + self.tokens(QUESTION) for i in range(load.requests)]
 
@@ -185,6 +193,8 @@ def run_arm(args: argparse.Namespace) -> None:
             rows.append(arm.measure(load))
             print(format_row(rows[-1]), flush=True)
             Path(args.out).write_text(json.dumps(rows))
+    if args.profile:
+        arm.profile(next(load for load in WORKLOADS if load.name in args.workloads), os.path.abspath(args.profile))
     arm.engine.shutdown()
 
 
@@ -242,6 +252,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=TABLE_ARMS, choices=list(ARMS))
     parser.add_argument("--workloads", nargs="+", default=[load.name for load in WORKLOADS])
     parser.add_argument("--tp-size", type=int, default=1, help="GPUs, by tensor parallelism")
+    parser.add_argument("--profile", help="a folder for a torch profile of the first workload's decode, one an arm")
     parser.add_argument("--extra", default="{}", help="JSON: engine arguments for every arm")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
