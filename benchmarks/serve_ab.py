@@ -177,7 +177,7 @@ class Arm:
         """Leave a torch profile of some decode steps of this workload in the folder; nothing of it is measured."""
         documents = [self.tokens(load.document_tokens) for _ in range(load.documents)]
         self.run(self.questions(load, documents), 1)
-        self.engine.start_profile(output_dir=folder, activities=["GPU"], profile_prefix=self.name)
+        self.engine.start_profile(output_dir=os.path.join(folder, self.name), activities=["GPU"])
         self.run(self.questions(load, documents), OUTPUT // 4)
         self.engine.stop_profile()
 
