@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import unittest
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.reliability.conftest import SOAK
+from tests.reliability.conftest import SMALL_POOL, SOAK
 from tests.support.checks import unharmed
-from tests.support.server import Server
+from tests.support.golden import Golden
+from tests.support.server import STRICT, Server
 
 VOCABULARY = 256
 
@@ -71,6 +74,36 @@ def test_abort_all(small: Server) -> None:
 
     with unharmed(small):
         run_kit(small, Kit, ["test_abort_all"], abort_all_max_new_tokens=1500, abort_all_sleep=1)
+
+
+def test_questions_at_once(small: Server, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kit asks for capitals; a random model is to say what it says on stock SGLang."""
+    from sglang.test.kits import basic_scheduler_stress_kit as kit
+
+    def stock_says(question: str) -> str:
+        body = {"text": kit._CONCURRENT_PREFIX + question, "sampling_params": {"temperature": 0, "max_new_tokens": 64}}
+        return str(json.loads(golden.stock().text("/generate", body))["text"]).lower()
+
+    questions = [(question, stock_says(question)) for question, _ in kit._CONCURRENT_QA]
+    assert all(answer for _, answer in questions)
+    monkeypatch.setattr(kit, "_CONCURRENT_QA", questions)
+    with unharmed(small):
+        run_kit(small, kit.BasicSchedulerStressMixin, ["test_concurrent_requests"])
+
+
+@pytest.mark.parametrize("limit", ["WAITING", "RUNNING"])
+def test_timeouts(llama: Path, tmp_path: Path, limit: str) -> None:
+    """SGLang's own limits on how long a request waits, and on how long it runs."""
+    from sglang.test.kits import abort_timeout_kit as kit
+
+    flags = [*SMALL_POOL, "--max-running-requests=1" if limit == "WAITING" else "--max-running-requests=16"]
+    env = STRICT | {f"SGLANG_REQ_{limit}_TIMEOUT": "0.5"}
+    with Server(llama, tmp_path, flags, env=env) as server, unharmed(server):
+        if limit == "WAITING":
+            run_kit(server, kit.WaitingTimeoutMixin, ["test_waiting_timeout"], waiting_timeout_max_new_tokens=1500)
+        else:
+            run_kit(server, kit.RunningTimeoutTwoWaveMixin, ["test_running_timeout_no_crash"], running_timeout_sleep=1)
+            assert "timeout" in server.log()
 
 
 def test_pause_and_resume(small: Server) -> None:
