@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minutes of mixed requests with too little of everything, then idle: outputs right, nothing lost.
 
-    python -m tests.gpu.soak --minutes 9 --scratch build/soak --out build/soak/soak.json
+    python -m tests.gpu.soak --minutes 0  # stock's part
+    python -m tests.gpu.soak --minutes 8.5 --out build/soak/soak.json
 
 Plain requests, samples, streams, aborts, requests longer than the pool; decodes retracted by SGLang's own test switch;
 so few rows that each is unmapped and mapped again under running kernels all the time; SGLang's strict checks on.
@@ -9,7 +10,7 @@ Stock SGLang at page size 1 answers every prompt first; then it serves the same 
 batching alone changes its answers (the noise). Where ours first differs from stock, stock must have been near a tie:
 within four times the largest gap of the noise. KL of whole distributions within 1.5 times the noise.
 
-Stock's part is done once for a scratch folder (`--minutes 0` does only that). Exit code 1 if anything is wrong.
+Stock's part is done once for a scratch folder. Exit code 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ COMMON = {
     "schedule_conservativeness": 0.3,
     "log_level": "info",
 }
+SHARE_SOON = {"VATTN_SHARED_DECODE_BYTES": str(1 << 20)}  # groups of requests read 256 tokens of a prefix once
 PHASES: dict[str, dict[str, Any]] = {
     "stock": {"page_size": 1},
     "vattn": {"kv_backend": "vattn", "vattn_rows": 24},
@@ -197,9 +199,10 @@ def run_phase(args: argparse.Namespace, phase: str, seconds: float) -> dict[str,
     command = [sys.executable, "-m", "tests.gpu.soak", "--phase", phase, "--seconds", str(seconds)]
     command += ["--scratch", str(scratch), "--device", args.device]
     command += ["--at-once", str(args.at_once), "--prompts", str(args.prompts)]
+    env = {**os.environ, **ENV, **SHARE_SOON}
     began = time.monotonic()
     with (scratch / f"{phase}.log").open("w") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **ENV}).returncode
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=env).returncode
     text = (scratch / f"{phase}.log").read_text(errors="replace")
     if not result.exists():
         sys.exit(f"{phase}: exit code {code}; the end of its log:\n{text[-4000:]}")
