@@ -105,13 +105,18 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | Non
     new, q_heads, _ = q.shape
     length, kv_heads, _ = k.shape
     group = q_heads // kv_heads
-    # The KV heads stand in for the batch, so that a group of query heads reads one KV head: SDPA's own
-    # enable_gqa would repeat K and V for that.
+    # The KV heads stand in for the batch, so that a group of query heads reads one KV head.
     keys, values = k.permute(1, 0, 2)[:, None], v.permute(1, 0, 2)[:, None]  # (kv_heads, 1, length, dim)
     if new == 1:  # the group stands in for the query length: one pass over K and V
         queries = q.view(kv_heads, 1, group, -1)
         return scaled_dot_product_attention(queries, keys, values, scale=scale).reshape(1, q_heads, -1)
     mask = None if length == new else causal_mask(new, length, q.device)
+    if q.device.type == "cpu":  # its kernel knows groups by itself, and leaves the heads of a token together
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
     out = scaled_dot_product_attention(
         q.view(new, kv_heads, group, -1).permute(1, 2, 0, 3),
         keys.expand(-1, group, -1, -1),
