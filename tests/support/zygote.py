@@ -14,6 +14,7 @@ When standard input ends it kills every server that is left.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -27,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class Forked:
@@ -91,6 +94,7 @@ def _import_sglang() -> None:
 def _become_a_server(request: dict[str, Any]) -> None:
     """As the end of sglang/launch_server.py, in a fork."""
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with the zygote; SGLang's other processes do the same
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
