@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.serve_ab import ENGINE, LLAMA_3_8B
 from tests.support.client import Client
-from tests.support.server import NO_PLUGINS, Server
+from tests.support.server import NO_PLUGINS, Server, ServerError
 from tests.support.tiny_model import tiny_model
 
 MODELS = Path(__file__).resolve().parent.parent / "build" / "models"
@@ -104,12 +104,23 @@ BESIDE_OTHERS = (
 
 @contextmanager
 def all_serving(names: Sequence[str], device: str, folder: Path) -> Iterator[dict[str, Client]]:
-    """The servers of several arms on one device, to be measured in turns. On a GPU they start at the same time."""
+    """The servers of several arms on one device, to be measured in turns. On a GPU they start at the same time.
+
+    An arm whose server does not start is left out, and the end of its log printed; RuntimeError if none is left.
+    """
     model_for(device)  # not several at once
     extra = BESIDE_OTHERS if device == "cuda" else ()
     with ExitStack() as stack, ThreadPoolExecutor(len(names) if device == "cuda" else 1) as pool:
         started = [pool.submit(stack.enter_context, serving(name, device, folder, extra)) for name in names]
-        yield {name: one.result() for name, one in zip(names, started, strict=True)}
+        clients = {}
+        for name, one in zip(names, started, strict=True):
+            try:
+                clients[name] = one.result()
+            except ServerError as error:
+                print(f"{name} is left out: {error}", flush=True)
+        if not clients:
+            raise RuntimeError("no server started")
+        yield clients
 
 
 def counters(client: Client) -> dict[str, int]:
