@@ -14,11 +14,12 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.gpu import jobs
-from tests.gpu.test_quality import BASE, NOISE, SHARE_ALWAYS, STOCK, divergences, run_arms, summary
+from tests.gpu import jobs, test_quality
+from tests.gpu.test_quality import BASE, NOISE, SHARE_ALWAYS, STOCK, divergences, summary
 from tests.parallel.support import PLUGIN, assert_equal_decisions, traces
 
 BOTH = {"tp_size": 2}
@@ -52,7 +53,8 @@ def outputs(scratch: Path) -> tuple[dict[str, Any], int]:
     arms["auto"] = (ours, {})
     arms["late"] = (ours, SHARE_ALWAYS | traced(scratch / "late", LATE))
     spec = jobs.spec(scratch / "model", groups, context_length=16384)
-    return run_arms(scratch, spec, arms, gpus_each=2), sum(map(len, groups))
+    with mock.patch.object(test_quality, "AT_ONCE", len(arms)):
+        return test_quality.run_arms(scratch, spec, arms, gpus_each=2), sum(map(len, groups))
 
 
 @pytest.mark.parametrize("arm", ["auto", "late"])
