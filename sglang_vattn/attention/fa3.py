@@ -105,7 +105,7 @@ class Fa3RowBackend(FlashAttentionBackend):
         if variant == SHARED:
             self.groups = self.shared.buffers(batch)
             if not in_capture:
-                self.shared.update(self.groups, reading.groups, reading.groups_version)
+                self.groups.update(reading.groups, reading.groups_version)
         super().init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
 
     def _set_decode_page_metadata(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +10,9 @@ from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
 
 from sglang_vattn.attention.groups import GroupBuffers
 from sglang_vattn.attention.two_level import merge, store_and_order
-from sglang_vattn.sharing import Group
 
 if TYPE_CHECKING:
     from sglang_vattn.attention.fa3 import Fa3RowBackend
-
-
-TUNE = os.environ.get("VATTN_TUNE", "1 prefix_side").split()
 
 
 class SharedDecode:
@@ -31,14 +26,8 @@ class SharedDecode:
     def buffers(self, batch: int) -> GroupBuffers:
         """The buffers of the graph for this batch size."""
         if batch not in self._buffers:
-            groups = self._buffers[batch] = GroupBuffers(batch, self.pool.page_size, self.backend.device)
-            groups.schedule = self._schedule(groups)
+            self._buffers[batch] = GroupBuffers(batch, self.pool.page_size, self.backend.device)
         return self._buffers[batch]
-
-    def update(self, buffers: GroupBuffers, groups: list[Group], version: int) -> None:
-        """Before a replay, on its stream: the graph reads these groups from now on."""
-        if buffers.update(groups, version) and buffers.schedule is not None:
-            buffers.schedule.copy_(self._schedule(buffers))
 
     def forward(
         self,
@@ -55,30 +44,26 @@ class SharedDecode:
         groups, index = self.backend.groups, layer.layer_id - self.pool.start_layer
         assert groups is not None
         common = {"softmax_scale": layer.scaling, "softcap": layer.logit_cap, "return_softmax_lse": True, "ver": 3}
-        # Both calls wait more than they read, so they run side by side (branches, in the captured graph).
+        # Two branches of the captured graph. The short call goes first: the long one fills the processors behind it.
         main, side = torch.cuda.current_stream(), self._side_stream
         side.wait_stream(main)
-        own_first = TUNE[1] == "own_side"
-        if own_first:
-            with torch.cuda.stream(side):
-                own, own_lse = self._own(q, layer, common)
-        with torch.cuda.stream(main if own_first or TUNE[1] == "serial" else side):
-            ordered_q, scales = self.backend.query(ordered_q, layer, groups.room)
-            shared, shared_lse, *_ = flash_attn_with_kvcache(
-                q=ordered_q,
-                k_cache=self.pool.k_rows[index],
-                v_cache=self.pool.v_rows[index],
-                cache_batch_idx=groups.rows,
-                cache_seqlens=groups.prefix_tokens,
-                cu_seqlens_q=groups.bounds,
-                max_seqlen_q=len(groups.order),
-                causal=False,
-                scheduler_metadata=groups.schedule,
-                **scales,
-                **common,
-            )
-        if not own_first:
+        with torch.cuda.stream(side):
             own, own_lse = self._own(q, layer, common)
+        ordered_q, scales = self.backend.query(ordered_q, layer, groups.room)
+        # FA3 plans this call itself, 4 us a layer. A plan made once for all layers (`get_scheduler_metadata`) takes
+        # too few splits for groups: 98 us instead of 30 (docs/benchmarks.md, 'Two-level decode').
+        shared, shared_lse, *_ = flash_attn_with_kvcache(
+            q=ordered_q,
+            k_cache=self.pool.k_rows[index],
+            v_cache=self.pool.v_rows[index],
+            cache_batch_idx=groups.rows,
+            cache_seqlens=groups.prefix_tokens,
+            cu_seqlens_q=groups.bounds,
+            max_seqlen_q=len(groups.order),
+            causal=False,
+            **scales,
+            **common,
+        )
         main.wait_stream(side)
         buffer = getattr(forward_batch, "_attn_output", None)
         out = own if buffer is None else buffer.view(own.shape)
@@ -125,24 +110,3 @@ class SharedDecode:
         index = layer.layer_id - pool.start_layer
         slots = forward_batch.out_cache_loc
         return store_and_order(q, k, v, slots, pool.k_buffer[index], pool.v_buffer[index], groups.position)
-
-    def _schedule(self, groups: GroupBuffers) -> torch.Tensor | None:
-        """FA3's plan for the prefix call: made when the groups change, where FA3 alone would make it every layer."""
-        backend = self.backend
-        if TUNE[0] == "0" or backend._get_scheduler_metadata is None or backend._disable_scheduler_metadata_precompute:
-            return None
-        schedule: torch.Tensor = backend._get_scheduler_metadata(
-            batch_size=groups.room,
-            max_seqlen_q=len(groups.order),
-            max_seqlen_k=self.pool.row_tokens,
-            num_heads=backend.num_attention_heads,
-            num_heads_k=backend.num_kv_heads,
-            headdim=backend.head_dim,
-            cache_seqlens=groups.prefix_tokens,
-            qkv_dtype=backend.kv_cache_dtype,
-            cu_seqlens_q=groups.bounds,
-            page_size=None,
-            causal=False,
-            has_softcap=backend.has_softcap,
-        )
-        return schedule

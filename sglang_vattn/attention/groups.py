@@ -25,11 +25,7 @@ class GroupBuffers:
         Where each group begins in ``order``; unused room is empty.
     prefix_tokens, rows : (room,) int32
         Each group's prefix length, and the row that holds it.
-    schedule : int32 or None
-        The kernel's own plan for the prefix call, which depends on nothing but the groups.
     """
-
-    schedule: torch.Tensor | None = None
 
     def __init__(self, batch: int, page_size: int, device: str) -> None:
         self.page_size, self.room = page_size, group_room(batch)
@@ -41,14 +37,12 @@ class GroupBuffers:
         )
         self._packed.copy_(self._pack([]))
 
-    def update(self, groups: list[Group], version: int) -> bool:
-        """Bring the buffers up to these groups, in one copy on the current stream; False if they have not changed."""
-        if version == self.version:
-            return False
-        packed = self._pack(groups)
-        self._packed.copy_(packed if self._packed.device.type == "cpu" else packed.pin_memory(), non_blocking=True)
-        self.version = version
-        return True
+    def update(self, groups: list[Group], version: int) -> None:
+        """Bring the buffers up to these groups, in one copy on the current stream, if they have changed."""
+        if version != self.version:
+            packed = self._pack(groups)
+            self._packed.copy_(packed if self._packed.device.type == "cpu" else packed.pin_memory(), non_blocking=True)
+            self.version = version
 
     def _pack(self, groups: list[Group]) -> torch.Tensor:
         batch = len(self.order)
