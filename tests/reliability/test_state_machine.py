@@ -195,7 +195,8 @@ def test_any_order(root: Path) -> None:
         )
     report = root / "build" / "reliability" / "state-machine.json"
     report.parent.mkdir(parents=True, exist_ok=True)
-    report.write_text(json.dumps(tried, indent=1, sort_keys=True))
+    if "VATTN_TEST_CORE" not in os.environ:  # the short form under a sanitizer
+        report.write_text(json.dumps(tried, indent=1, sort_keys=True))
     print(json.dumps(tried, sort_keys=True))
     assert tried["steps"] >= STEPS * 0.9
     # A machine that never gets anywhere would find nothing.
