@@ -53,8 +53,20 @@ def serve_ab(result: Result) -> Rows:
     return _arms(result, {"stock_page1": "stock, page 1", "stock_page128": "stock, page 128", "vattn": "**vattn**"})
 
 
-def serve_ab_ways(result: Result) -> Rows:
-    return _arms(result, {"vattn": "as it is", "vattn_rows": "rows only", "vattn_pages": "pages only"})
+def layouts(result: Result) -> Rows:
+    names = list(dict.fromkeys(name for row in result["rows"] for name in row["us"]))
+    rows = [["call, us a layer", "by", *names, "bytes at 4.5 TB/s"]]
+    for row in result["rows"]:
+        times = [number(row["us"][name], 4) if name in row["us"] else "" for name in names]
+        rows.append([row["case"], row["by"], *times, number(row["floor_us"]) if "floor_us" in row else ""])
+    return rows
+
+
+def two_level_orders(result: Result) -> Rows:
+    names = list(result["rows"][0]["us"])
+    rows = [["us a layer", *(row["load"] for row in result["rows"])]]
+    rows += [[name, *(number(row["us"][name], 4) for row in result["rows"])] for name in names]
+    return rows
 
 
 def observe_cost(result: Result) -> Rows:

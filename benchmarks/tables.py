@@ -29,7 +29,6 @@ Result = dict[str, Any]
 # name -> (result file below benchmarks/results, its table, the command that makes the file)
 TABLES: dict[str, tuple[str, Callable[[Result], Sequence[Sequence[str]]], str]] = {
     "serve-ab": ("h200/serve_ab.json", table_rows.serve_ab, "python benchmarks/serve_ab.py"),
-    "serve-ab-ways": ("h200/serve_ab.json", table_rows.serve_ab_ways, "python benchmarks/serve_ab.py --arms .."),
     "serve-ab-x2": ("h200x2/serve_ab.json", table_rows.serve_ab, "python benchmarks/serve_ab.py --tp-size 2"),
     "observe-cpu": ("cpu/observe_cost.json", table_rows.observe_cost, "python -m benchmarks.observe_cost"),
     "observe-gpu": (
@@ -45,6 +44,8 @@ TABLES: dict[str, tuple[str, Callable[[Result], Sequence[Sequence[str]]], str]] 
     "kernels-cpu": ("cpu/kernels.json", table_rows.kernels_host, "python -m benchmarks.kernels"),
     "kernels-gpu": ("h200/kernels.json", table_rows.kernels_cuda, "python -m benchmarks.kernels --device cuda"),
     "kernels-shared": ("h200/kernels.json", table_rows.kernels_shared, "python -m benchmarks.kernels --device cuda"),
+    "layout": ("h200/probe_layout.json", table_rows.layouts, "python -m benchmarks.probes.layout"),
+    "two-level": ("h200/probe_two_level.json", table_rows.two_level_orders, "python -m benchmarks.probes.two_level"),
     "vmm-cpu": ("cpu/vmm.json", table_rows.vmm, "python -m benchmarks.vmm"),
     "vmm-gpu": ("h200/vmm.json", table_rows.vmm, "python -m benchmarks.vmm --device cuda"),
     "prefix-hit-cpu": ("cpu/prefix_hit.json", table_rows.prefix_hit, "python -m benchmarks.prefix_hit"),
