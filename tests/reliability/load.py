@@ -60,7 +60,8 @@ class Load:
         )
         queue = list(enumerate(kinds))
         limit = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
-        connector = aiohttp.TCPConnector(limit=self.connections + 50)
+        # A connection a request: the server closes one that is idle, perhaps as the next request is written into it.
+        connector = aiohttp.TCPConnector(limit=self.connections + 50, force_close=True)
         async with aiohttp.ClientSession(self.server.base, connector=connector, timeout=limit) as session:
 
             async def worker() -> None:
