@@ -30,7 +30,7 @@ SANITIZERS := address thread
 CSRC = $(shell find csrc -name '*.cpp' -o -name '*.h')
 PY := sglang_vattn radix tests benchmarks
 
-.PHONY: help env build demo test test-gpu test-browser bench bench-gpu lint format sanitize clean fuzz soak
+.PHONY: help env build demo test test-gpu test-browser browser bench bench-gpu lint format sanitize clean fuzz soak
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -63,7 +63,10 @@ test: build ## run every test, the sanitizers' among them; the last line is pyte
 test-gpu: ## the tests that need a GPU, with the Python at hand
 	$(GPU_PYTHON) -m pytest -p no:cacheprovider --noconftest -o pythonpath= -o addopts= tests/gpu
 
-test-browser: build ## the live page in Debian's chromium (apt-get install chromium)
+browser: build ## fetch a headless Chromium into build/, by pip and npm
+	$(BIN)/python tests/support/get_chromium.py
+
+test-browser: browser ## the live page in it
 	$(BIN)/python -m pytest -o addopts=--import-mode=importlib tests/observe/test_page.py
 
 # Small forms; the figures of docs/benchmarks.md come from the same commands without the limits.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's chromium without a window, driven over its DevTools pipe; no library needed."""
+"""Chromium without a window, driven over its DevTools pipe; no library needed. See `get_chromium.py`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import base64
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support import get_chromium
+
 CALL_LIMIT_S = 60.0
-PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--mute-audio"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
@@ -39,13 +39,14 @@ class Browser:
         self.errors: list[str] = []  # what its script raised
 
     def __enter__(self) -> Self:
-        assert PROGRAM is not None, "no chromium: apt-get install chromium"
+        assert get_chromium.program().exists(), "no browser: make browser"
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
-        argv = [PROGRAM, *FLAGS, f"--user-data-dir={self._folder}", "about:blank"]
+        argv = [str(get_chromium.program()), *FLAGS, f"--user-data-dir={self._folder}", "about:blank"]
         self._process = subprocess.Popen(
             ["bash", "-c", f'exec timeout 300 "$@" 3<&{commands} 4>&{answers}', "bash", *argv],
             pass_fds=(commands, answers),
+            env={**os.environ, **get_chromium.environment()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
