@@ -92,7 +92,7 @@ bench-gpu: $(GPU_PARTS:%=bench-gpu-%) ## everything, on the GPU at hand, in part
 bench-gpu-quick: ## the GPU part in about nine minutes: every arm's server side by side on one GPU, fewer loads
 	-timeout 110 $(GPU_PYTHON) -m benchmarks.kernels --device cuda --resume --rounds 10
 	-timeout 110 $(GPU_PYTHON) -m benchmarks.vmm --device cuda --resume --rounds 5
-	timeout -s INT 390 $(GPU_PYTHON) -m benchmarks.quick --device cuda --trace $(TRACE) --trace-seconds 10 --seconds 140
+	timeout -s INT -k 30 390 $(GPU_PYTHON) -m benchmarks.quick --device cuda --trace $(TRACE) --trace-seconds 10 --seconds 140
 bench-gpu-kernels:
 	timeout 540 $(GPU_PYTHON) -m benchmarks.kernels --device cuda --resume
 bench-gpu-vmm:
