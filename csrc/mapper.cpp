@@ -159,7 +159,10 @@ void Mapper::request_clean(std::size_t rows) {
 
 void Mapper::clean(int max_rows) {
   Lock lock(state_mutex_);
-  request_clean(max_rows < 0 ? kAll : static_cast<std::size_t>(max_rows));
+  if (max_rows == 0)
+    clean_requested_ = 0;
+  else
+    request_clean(max_rows < 0 ? kAll : static_cast<std::size_t>(max_rows));
 }
 
 bool Mapper::drain(double timeout_s) {

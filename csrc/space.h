@@ -64,7 +64,7 @@ class AddressSpace {
   Result<std::string> error(int row) const;
   // Nobody will touch the row again. It becomes clean when it has been unmapped.
   Status retire_row(int row);
-  Status clean(int max_rows);  // negative: all
+  Status clean(int max_rows);  // negative: all; 0: none of those asked for so far
   Result<bool> drain(double timeout_s);
   Result<std::vector<Page>> row_pages(int row) const;  // wanted
   Result<MapperStats> stats() const;

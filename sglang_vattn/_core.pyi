@@ -253,7 +253,8 @@ class AddressSpace:
         nothing can go on without it.
         """
     def clean(self, max_rows: int = -1) -> None:
-        """Asks for the unmapping of retired rows now: all, or at most max_rows."""
+        """Asks for the unmapping of retired rows now: all, or at most max_rows; 0 takes
+        back what was asked for, but for a call in flight."""
     def drain(self, timeout_s: float) -> bool:
         """Waits until the mapping thread has nothing left to do; False on timeout."""
     def row_pages(self, row: int) -> list[int]:

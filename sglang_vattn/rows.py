@@ -16,6 +16,7 @@ from sglang_vattn.sharing import PathNode
 logger = logging.getLogger(__name__)
 
 ROWS_CLEANED_AT_ONCE = 8
+IDLE_BEFORE_CLEANING_S = 0.1  # a gap between bursts of requests is no time to stall the GPU
 TELL_INTERVAL_S = 10.0  # a driver that refuses everything must not fill the log
 WAIT_SLICE_S = 0.1  # then look whether waiting is still of use
 
@@ -41,6 +42,7 @@ class RowTable:
         self._released: list[int] = []
         self._waiting: list[tuple[Any, list[int]]] = []
         self._idle = True
+        self._idle_since = 0.0
         self._unmaps_before = 0  # when requests began to run
         self._unmaps_running = 0  # in all earlier times that requests ran
 
@@ -128,6 +130,7 @@ class RowTable:
     def before_forward(self) -> None:
         """On the forward's stream, before it: bring the device table up to date, retire rows that are done with."""
         if self._idle:
+            self.space.clean(0)
             self._idle, self._unmaps_before = False, self.space.stats()["unmap_calls"]
         if self._updates:
             slots = torch.tensor(list(self._updates), dtype=torch.int64)
@@ -155,15 +158,16 @@ class RowTable:
                 self.space.retire_row(row)
 
     def idle(self) -> None:
-        """No request runs: unmap retired rows, a few a call, so that a request that arrives finds the GPU free.
+        """No request runs: after a while unmap retired rows, a few a call, and no more once a request has arrived.
 
         One unmap call stalls a GPU for 0.2 ms, whatever its size (docs/benchmarks.md, 'Virtual memory').
         """
         if not self._idle:
             self._unmaps_running = self._count_unmaps_running()
-            self._idle = True
+            self._idle, self._idle_since = True, time.monotonic()
         self.retire()
-        self.space.clean(ROWS_CLEANED_AT_ONCE)
+        if time.monotonic() - self._idle_since >= IDLE_BEFORE_CLEANING_S:
+            self.space.clean(ROWS_CLEANED_AT_ONCE)
 
     def _count_unmaps_running(self) -> int:
         now = 0 if self._idle else self.space.stats()["unmap_calls"] - self._unmaps_before

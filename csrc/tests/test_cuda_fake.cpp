@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "check.h"
+#include "driver_faulty.h"
 #include "space.h"
 
 using vattn::AddressSpace;
@@ -65,6 +66,26 @@ vattn::Status live(const char* library) {
   return space.close();
 }
 
+// Requests arrive while retired rows are unmapped: at most the call in flight goes on.
+void cleaning_stops_on_request() {
+  auto faulty =
+      std::make_shared<vattn::FaultyDriver>(vattn::make_cuda_driver(0, FAKE_LIBCUDA).value());
+  CHECK(faulty->set_delay("unmap", 0.05).ok());
+  auto made = vattn::AddressSpace::create(faulty, {8, faulty->granularity(), 8, 2});
+  CHECK(made.ok());
+  vattn::AddressSpace& space = *made.value();
+  for (Page page = 1; page <= 5; ++page) {
+    const int row = space.acquire_row().value();
+    CHECK(space.map(row, 0, std::vector<Page>{page}).ok() && space.wait(row, 1, 10).value());
+    CHECK(space.retire_row(row).ok());
+  }
+  CHECK(space.clean(-1).ok() && space.clean(0).ok() && space.drain(10).value());
+  CHECK(space.stats().value().unmap_calls <= 1 && space.stats().value().rows_retired >= 4);
+  CHECK(space.clean(-1).ok() && space.drain(10).value());
+  CHECK(space.stats().value().rows_retired == 0);
+  CHECK(space.close().ok());
+}
+
 template <class F>
 F* symbol(void* library, const char* name) {
   auto* found = reinterpret_cast<F*>(::dlsym(library, name));
@@ -93,6 +114,8 @@ int main(int argc, char** argv) {
   auto* held = symbol<int()>(fake, "fake_cuda_held");
   auto* forget = symbol<void()>(fake, "fake_cuda_forget");
   CHECK(live(FAKE_LIBCUDA).ok() && held() == 0);
+  cleaning_stops_on_request();
+  CHECK(held() == 0);
 
   // Another process took memory since SGLang looked: by little or by all, creation ends
   // with a reason and leaves nothing behind; when that process is gone, we start.

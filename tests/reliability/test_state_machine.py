@@ -182,23 +182,23 @@ class Scheduler(RuleBasedStateMachine):
 
 def test_any_order(root: Path) -> None:
     with sglang_settings():
-        run_state_machine_as_test(
-            Scheduler,
-            settings=settings(
-                max_examples=1 + STEPS * 6 // 5 // STEPS_A_RUN,  # some runs are shorter
-                stateful_step_count=STEPS_A_RUN,
-                deadline=None,
-                database=None,
-                phases=(Phase.generate, Phase.shrink),
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        while (left := STEPS - tried["steps"]) > 0:  # some runs are shorter than STEPS_A_RUN
+            run_state_machine_as_test(
+                Scheduler,
+                settings=settings(
+                    max_examples=1 + left // STEPS_A_RUN,
+                    stateful_step_count=STEPS_A_RUN,
+                    deadline=None,
+                    database=None,
+                    phases=(Phase.generate, Phase.shrink),
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
     report = root / "build" / "reliability" / "state-machine.json"
     report.parent.mkdir(parents=True, exist_ok=True)
     if "VATTN_TEST_CORE" not in os.environ:  # the short form under a sanitizer
         report.write_text(json.dumps(tried, indent=1, sort_keys=True))
     print(json.dumps(tried, sort_keys=True))
-    assert tried["steps"] >= STEPS * 0.9
     # A machine that never gets anywhere would find nothing.
     for what in ("hits_in_mid_page", "read_by_rows", "read_by_paged", "groups", "chunks", "waits", "driver_errors"):
         assert tried[what] >= STEPS // 5000, f"{what}: {tried[what]}"
