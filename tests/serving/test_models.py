@@ -20,7 +20,7 @@ from tests.support.server import NO_PLUGINS, STRICT, TROUBLE, environment
 from tests.support.tiny_model import LORA_NAMES, tiny_model, write_lora
 from tests.support.workload import Workload, corner_lengths
 
-pytestmark = pytest.mark.timeout(1500)  # the first test waits for 28 engines: 2 minutes, 7 on a busy machine
+pytestmark = pytest.mark.timeout(1500)  # the first test waits for 28 engines: 3 minutes, 7 on a busy machine
 PAGE = 16
 ENGINE = {
     "device": "cpu",
