@@ -101,8 +101,9 @@ def test_outputs_stay_within_the_noise_of_stock(outputs: tuple[dict[str, Any], i
     assert arm in results, "the engine failed; its log is above"
     base = results[BASE]
     noise = [summary(divergences(base, results[name], count)) for name in NOISE]
-    ours = summary(divergences(base, results[arm], count))
-    print(f"\nKL against stock page 1: noise {noise}, {arm} {ours}")
+    same_kernel = results.get(f"stock_{arm}", base)  # Triton leaves FA3 too soon to compare much
+    ours = summary(divergences(same_kernel, results[arm], count))
+    print(f"\nKL against stock: noise {noise}, {arm} {ours}")
     assert ours["tokens"] > 1000
     for key in ("mean", "p99"):
         floor = max(each[key] for each in noise)
