@@ -6,6 +6,7 @@ Where SGLang would silently build its own class, the hook looks at the result an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from sglang_vattn.attention.variants import SHARED, RowGraphVariants
 from sglang_vattn.pool import RowPlan, VattnPool
 from sglang_vattn.reading import LEAST_BATCH
 from sglang_vattn.tree_cache import VattnTreeCache
+
+logger = logging.getLogger(__name__)
 
 
 def config() -> Any:
@@ -79,7 +82,16 @@ def graph_variants(original: Callable[..., Any], hf_config: Any) -> Any:
 def capture_one_shape(original: Callable[..., Any], self: Any, size: int, *a: Any, **kw: Any) -> Any:
     """Around ``DecodeCudaGraphRunner.capture_one_shape``: no graph for a variant that is never chosen at its size."""
     variant = kw.get("attention_variant", a[3] if len(a) > 3 else None)
-    return None if variant == SHARED and size < LEAST_BATCH else original(self, size, *a, **kw)
+    variants = self.attention_graph_variants
+    if not isinstance(variants, RowGraphVariants):
+        return original(self, size, *a, **kw)
+    result = None
+    if variant != SHARED or size >= LEAST_BATCH:
+        with variants.captured(variant):
+            result = original(self, size, *a, **kw)
+    if size == min(self.capture_bs) and variant == variants.capture_labels[-1]:  # SGLang captures the largest first
+        logger.info("vattn decode graphs: %s", variants.describe())
+    return result
 
 
 def build_tree(context: Any) -> VattnTreeCache:

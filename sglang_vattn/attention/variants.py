@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from sglang_vattn.reading import Reading
@@ -22,5 +27,23 @@ class RowGraphVariants:
         labels[SHARED] = reading.share and reading.share_possible
         self.capture_labels = tuple(label for label, wanted in labels.items() if wanted)
 
+        self.costs: dict[str, tuple[int, float, int]] = {}  # of each variant: graphs, seconds, bytes
+
     def select(self, forward_batch: Any) -> str:
         return self.reading.variant
+
+    @contextmanager
+    def captured(self, variant: str) -> Iterator[None]:
+        """Around the capture of one graph, for :meth:`describe`."""
+        began, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
+        yield
+        graphs, seconds, used = self.costs.get(variant, (0, 0.0, 0))
+        seconds, used = seconds + time.perf_counter() - began, used + free - torch.cuda.mem_get_info()[0]
+        self.costs[variant] = graphs + 1, seconds, used
+
+    def describe(self) -> str:
+        """``paged 20 in 3.1 s, 30 MiB; rows ...``."""
+        return "; ".join(
+            f"{variant} {graphs} in {seconds:.1f} s, {used / 2**20:.0f} MiB"
+            for variant, (graphs, seconds, used) in self.costs.items()
+        )
