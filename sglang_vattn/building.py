@@ -81,7 +81,7 @@ def graph_variants(original: Callable[..., Any], hf_config: Any) -> Any:
 
 def capture_one_shape(original: Callable[..., Any], self: Any, size: int, *a: Any, **kw: Any) -> Any:
     """Around ``DecodeCudaGraphRunner.capture_one_shape``: no graph for a variant that is never chosen at its size."""
-    variant = kw.get("attention_variant", a[3] if len(a) > 3 else None)
+    variant: str = kw.get("attention_variant", a[3] if len(a) > 3 else "")
     variants = self.attention_graph_variants
     if not isinstance(variants, RowGraphVariants):
         return original(self, size, *a, **kw)

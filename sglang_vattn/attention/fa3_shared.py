@@ -103,8 +103,13 @@ class SharedDecode:
         """(batch, heads, dim): the queries in the order of the groups; K and V go to their home slots."""
         groups, pool = self.backend.groups, self.pool
         assert groups is not None
-        plain = save_kv_cache and k is not None and v is not None and k.dtype == pool.store_dtype
-        if not plain or not (q[0].is_contiguous() and k[0].is_contiguous() and v[0].is_contiguous()):
+        if (
+            not save_kv_cache
+            or k is None
+            or v is None
+            or k.dtype != pool.store_dtype
+            or not all(each[0].is_contiguous() for each in (q, k, v))
+        ):
             self.backend.store(k, v, layer, forward_batch, save_kv_cache)
             return q.index_select(0, groups.order)
         index = layer.layer_id - pool.start_layer

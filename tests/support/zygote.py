@@ -106,7 +106,7 @@ def _become_a_server(request: dict[str, Any]) -> None:
     sys.argv = ["-m", *request["arguments"]]
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     multiprocessing.set_start_method("fork", force=True)
-    multiprocessing.set_start_method = lambda *a, **kw: None  # type: ignore[assignment]
+    multiprocessing.set_start_method = lambda *a, **kw: None
 
     from sglang.launch_server import kill_process_tree, run_server
     from sglang.srt.plugins import load_plugins
