@@ -22,7 +22,7 @@ from benchmarks.probes.timing import us_a_layer
 from sglang_vattn.attention.two_level import merge, store_and_order
 
 TOKENS, ROW_TOKENS, LONGEST, OWN = 112 * 1024, 41088, 40960, 129
-PLANS, ORDERS, SPLITS = ("each layer's", "one"), ("serial", "prefix first", "own first"), (0, 1)
+PLANS, ORDERS, SPLITS = ("each layer's", "one", "one, packed"), ("serial", "prefix first", "own first"), (0, 1)
 COMMON: dict[str, Any] = {"softmax_scale": DIM**-0.5, "return_softmax_lse": True, "ver": 3}
 PLAN: dict[str, Any] = {"num_heads": HEADS, "num_heads_k": KV_HEADS, "headdim": DIM}
 
@@ -63,10 +63,13 @@ class Case:
         qkv = torch.randn(batch, HEADS + 2 * KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
         self.q, self.k, self.v = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
         self.slots = self.own_table[:, (OWN - 1) // PAGE].long() * PAGE + (OWN - 1) % PAGE
-        self.prefix_plan = get_scheduler_metadata(
-            batch_size=room, max_seqlen_q=batch, max_seqlen_k=ROW_TOKENS, cache_seqlens=self.prefix_tokens,
-            cu_seqlens_q=self.bounds, causal=False, **PLAN,
-        )  # fmt: skip
+        # "packed" says what the kernel does by itself, heads of a KV head side by side. Not measured yet.
+        self.prefix_plans: dict[str, Any] = {PLANS[0]: None}
+        for plan, packed in zip(PLANS[1:], (None, True), strict=True):
+            self.prefix_plans[plan] = get_scheduler_metadata(
+                batch_size=room, max_seqlen_q=batch, max_seqlen_k=ROW_TOKENS, cache_seqlens=self.prefix_tokens,
+                cu_seqlens_q=self.bounds, causal=False, pack_gqa=packed, **PLAN,
+            )  # fmt: skip
         self.own_plans = [
             get_scheduler_metadata(
                 batch_size=batch, max_seqlen_q=1, max_seqlen_k=LONGEST, cache_seqlens=self.lens,
@@ -83,7 +86,7 @@ class Case:
         return flash_attn_with_kvcache(
             q=ordered_q, k_cache=rows(self.kv[layer][0]), v_cache=rows(self.kv[layer][1]), cache_batch_idx=self.rows,
             cache_seqlens=self.prefix_tokens, cu_seqlens_q=self.bounds, max_seqlen_q=self.load.batch, causal=False,
-            scheduler_metadata=self.prefix_plan if plan == "one" else None, **COMMON,
+            scheduler_metadata=self.prefix_plans[plan], **COMMON,
         )[:2]  # fmt: skip
 
     def own(self, layer: int, splits: int) -> Any:
