@@ -100,7 +100,7 @@ def test_timeouts(llama: Path, tmp_path: Path, limit: str) -> None:
     env = STRICT | {f"SGLANG_REQ_{limit}_TIMEOUT": "0.5"}
     with Server(llama, tmp_path, flags, env=env) as server, unharmed(server):
         if limit == "WAITING":
-            run_kit(server, kit.WaitingTimeoutMixin, ["test_waiting_timeout"], waiting_timeout_max_new_tokens=1500)
+            run_kit(server, kit.WaitingTimeoutMixin, ["test_waiting_timeout"], waiting_timeout_max_new_tokens=600)
         else:
             run_kit(server, kit.RunningTimeoutTwoWaveMixin, ["test_running_timeout_no_crash"], running_timeout_sleep=1)
             assert "timeout" in server.log()
