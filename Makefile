@@ -54,8 +54,9 @@ $(BUILD_STAMP): $(ENV_STAMP)
 demo: build ## serve a tiny model with and without the flag, side by side
 	$(BIN)/python -m benchmarks.demo
 
-# Two processes, since tests wait for servers and servers for tests; the files in order, the longest first.
-TEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# A process a core, two at least: tests wait for servers and servers for tests. The files in order, the longest first.
+WORKERS := $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
+TEST_FLAGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: build ## run every test, the sanitizers' among them; the last line is pytest's
 	$(BIN)/python -m pytest $(TEST_FLAGS)
 

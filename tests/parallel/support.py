@@ -62,6 +62,14 @@ def assert_equal_decisions(ranks: Sequence[list[dict[str, Any]]]) -> int:
     return min(map(len, ranks))
 
 
+def gap(server: Server, ids: Sequence[int]) -> float:
+    """How far the two likeliest next tokens are apart, in log-probability."""
+    sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
+    asked = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 2}
+    first, second = json.loads(server.text("/generate", asked))["meta_info"]["output_top_logprobs"][0]
+    return float(first[0] - second[0])
+
+
 def mixed(count: int, seed: int = 11) -> list[Job]:
     """Of six documents, cut anywhere, or nothing in common; answers of 1 to 24 tokens."""
     rng = random.Random(seed)

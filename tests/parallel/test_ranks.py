@@ -11,6 +11,7 @@ from tests.parallel.support import (
     CORES,
     TWO_RANKS,
     assert_equal_decisions,
+    gap,
     mixed,
     stock_two_ranks,
     traces,
@@ -22,6 +23,7 @@ from tests.support.server import STRICT, Server, ServerError
 REQUESTS = 1000
 AGREED = ("num_pages", "free", "evictable", "hit_tokens", "aliased_tokens", "evicted_pages", "batches_rows")
 COMPARED = 100  # answers, with stock's
+TIE = 1e-4  # log-probabilities in float32; stock differs from itself at job 91 by the size of the batch
 LATE = {"VATTN_TEST_MAP_DELAY_S": "0.03"}
 SHARE_ALWAYS = {"VATTN_SHARED_DECODE_BYTES": "1"}
 
@@ -29,15 +31,24 @@ SHARE_ALWAYS = {"VATTN_SHARED_DECODE_BYTES": "1"}
 def test_equal_decisions_whatever_the_maps_take(llama: Path, tmp_path: Path) -> None:
     """1,000 requests through 160 pages: hits, evictions, retractions, groups; compared at every forward."""
     jobs = mixed(REQUESTS)
-    with stock_two_ranks(llama, tmp_path / "stock") as stock:
-        right = [answer.output for answer in stock.many(jobs[:COMPARED], at_once=16)]
     flags = [TWO_RANKS, "--page-size=16", "--max-total-tokens=2560", "--max-running-requests=16"]
-    with two_ranks(llama, tmp_path, flags, [{}, LATE], **SHARE_ALWAYS) as server, unharmed(server):
+    with (
+        stock_two_ranks(llama, tmp_path / "stock") as stock,
+        two_ranks(llama, tmp_path, flags, [{}, LATE], **SHARE_ALWAYS) as server,
+        unharmed(server),
+    ):
+        right = [answer.output for answer in stock.many(jobs[:COMPARED], at_once=16)]
         answers = server.many(jobs, at_once=20)
         lone = server.generate(jobs[0][0], 200)  # the late rank catches up, and both read by rows
         info = server.info()
+        ties = 0
+        for (prompt, _), answer, wanted in zip(jobs, answers, right, strict=False):
+            if answer.output != wanted:  # as stock's own in other batches may: where two tokens are equally likely
+                same = next(i for i, (a, b) in enumerate(zip(answer.output, wanted, strict=True)) if a != b)
+                assert gap(stock, prompt + list(wanted[:same])) < TIE, (prompt, answer.output, wanted)
+                ties += 1
+        assert ties <= COMPARED // 20
     assert [answer.finish for answer in answers] == ["length"] * REQUESTS
-    assert [answer.output for answer in answers[:COMPARED]] == right
     assert lone.output[: jobs[0][1]] == right[0]
 
     ranks = traces(tmp_path)
