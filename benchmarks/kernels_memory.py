@@ -33,25 +33,29 @@ class Memory:
         )  # fmt: skip
         self.read_ahead = READ_AHEAD_TOKENS["cuda"]
         self.pages_per_row = -(-(row_tokens + self.read_ahead) // PAGE)
+        stripes, driver = self.geometry.stripes, _core.CudaDriver(0)
         self.space = _core.AddressSpace(
-            _core.CudaDriver(0), pages, self.geometry.page_bytes, num_rows, self.pages_per_row
+            _core.StripedDriver(driver, stripes), pages, self.geometry.stripe_bytes, num_rows, self.pages_per_row
         )
         # All of them, for good: SDPA takes a batch of rows that lie beside each other as one view.
         self.own_rows = [self.space.acquire_row() for _ in range(num_rows - 1)]
         self.tokens = (pages + 1) * PAGE  # with the padding page
         self.order = list(range(1, pages + 1))
         random.Random(0).shuffle(self.order)
-        element = self.geometry.token_bytes // 2
-        width = KV_HEADS * DIM
+        element = self.geometry.token_stride // 2
+        width, in_stripe = KV_HEADS * DIM, LAYERS // stripes
         home = torch.from_dlpack(self.space.home()).view(torch.bfloat16)
         flat = torch.from_dlpack(self.space.rows()).view(torch.bfloat16)
         row_tokens = self.pages_per_row * PAGE
 
         def views(layer: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
-            offset = (2 * layer + part) * width
+            offset, stripe = (2 * (layer % in_stripe) + part) * width, layer // in_stripe
+            rows = (num_rows, row_tokens, KV_HEADS, DIM), (row_tokens * element, element, DIM, 1)
             return (
-                home.as_strided((self.tokens, KV_HEADS, DIM), (element, DIM, 1), offset),
-                flat.as_strided((num_rows, row_tokens, KV_HEADS, DIM), (row_tokens * element, element, DIM, 1), offset),
+                home.as_strided(
+                    (self.tokens, KV_HEADS, DIM), (element, DIM, 1), offset + stripe * (len(home) // stripes)
+                ),
+                flat.as_strided(*rows, offset + stripe * (len(flat) // stripes)),
             )
 
         self.k, self.v = ([self._random() for _ in range(LAYERS)] for _ in range(2))

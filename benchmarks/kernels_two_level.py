@@ -53,7 +53,7 @@ def lists(memory: Memory, case: Shared) -> tuple[list[list[int]], list[list[int]
 def two_level(
     memory: Memory, case: Shared, q: torch.Tensor, prefix_rows: list[int], slots: torch.Tensor
 ) -> Callable[[int], Call]:
-    """As ``Fa3RowBackend._read_groups``: both calls side by side, then the merge."""
+    """As ``SharedDecode.forward``, but for the store: both calls side by side, the own part first, then the merge."""
     batch, members = case.batch, case.batch // case.groups
     groups: Any = [
         SimpleNamespace(
@@ -81,14 +81,14 @@ def two_level(
             main = torch.cuda.current_stream()
             side.wait_stream(main)
             with torch.cuda.stream(side):
-                shared, shared_lse, *_ = flash_attn_with_kvcache(
-                    q=q.index_select(0, buffers.order), k_cache=k_rows, v_cache=v_rows, cache_batch_idx=buffers.rows,
-                    cache_seqlens=buffers.prefix_tokens, cu_seqlens_q=buffers.bounds, max_seqlen_q=batch,
-                    causal=False, **common,
+                own, own_lse, *_ = flash_attn_with_kvcache(
+                    q=q, k_cache=k_pages, v_cache=v_pages, page_table=page_table, cache_seqlens=own_lens,
+                    cu_seqlens_q=each, max_seqlen_q=1, causal=True, **common,
                 )  # fmt: skip
-            own, own_lse, *_ = flash_attn_with_kvcache(
-                q=q, k_cache=k_pages, v_cache=v_pages, page_table=page_table, cache_seqlens=own_lens,
-                cu_seqlens_q=each, max_seqlen_q=1, causal=True, **common,
+            shared, shared_lse, *_ = flash_attn_with_kvcache(
+                q=q.index_select(0, buffers.order), k_cache=k_rows, v_cache=v_rows, cache_batch_idx=buffers.rows,
+                cache_seqlens=buffers.prefix_tokens, cu_seqlens_q=buffers.bounds, max_seqlen_q=batch,
+                causal=False, **common,
             )  # fmt: skip
             main.wait_stream(side)
             return merge(shared, shared_lse, own, own_lse, buffers.position, buffers.shared_pages, out)
