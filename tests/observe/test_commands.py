@@ -47,8 +47,9 @@ class Terminal:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in what a shell runs in the background
-            # An environment of its own: readline, which pytest imports, puts COLUMNS and LINES into the process's.
-            env = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+            # readline, which pytest imports, sets COLUMNS and LINES, and the workers of xdist inherit them.
+            inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            env = {**inherited, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
             os.execve(sys.executable, [sys.executable, "-m", "sglang_vattn", *arguments], env)
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.raw = ""
