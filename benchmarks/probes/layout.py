@@ -15,10 +15,11 @@ import torch
 from sgl_kernel.flash_attn import get_scheduler_metadata  # type: ignore[import-not-found]
 from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
 
-from benchmarks.common import RESULTS, ResultFile, Row
-from benchmarks.probes.timing import us_a_layer
+from benchmarks.common import RESULTS, ResultFile, Row, median
+from benchmarks.kernels_cuda import graph_times
+from benchmarks.kernels_memory import DIM, HEADS, KV_HEADS, PAGE, int32
 
-LAYERS, HEADS, KV_HEADS, DIM, PAGE = 32, 32, 8, 128, 128
+LAYERS = 32
 TOKENS, LONGEST = 32 * 4608, 40960
 STRIPES = (1, 2, 4, 8, 32)
 DECODE = ((32, 4160), (64, 2048), (8, 16384))  # requests, tokens
@@ -30,8 +31,9 @@ EXTEND_LAYOUTS = ("layered", "1 stripe", "2 stripes")
 KV = tuple[torch.Tensor, torch.Tensor]
 
 
-def int32(values: Any) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
+def us_a_layer(call: Callable[[], Any], layers: int, rounds: int = 12) -> float:
+    """Median microseconds a layer over the replays of the captured call, which covers ``layers`` layers."""
+    return round(median(graph_times([call], rounds)) * 1e3 / layers, 2)
 
 
 def layered(memory: torch.Tensor, layer: int) -> KV:

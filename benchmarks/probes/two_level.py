@@ -17,8 +17,8 @@ from sgl_kernel.flash_attn import get_scheduler_metadata  # type: ignore[import-
 from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
 
 from benchmarks.common import RESULTS, ResultFile, Row
-from benchmarks.probes.layout import DIM, HEADS, KV, KV_HEADS, LAYERS, PAGE, int32
-from benchmarks.probes.timing import us_a_layer
+from benchmarks.kernels_memory import DIM, HEADS, KV_HEADS, PAGE, int32
+from benchmarks.probes.layout import KV, LAYERS, us_a_layer
 from sglang_vattn.attention.two_level import merge, store_and_order
 
 TOKENS, ROW_TOKENS, LONGEST, OWN = 112 * 1024, 41088, 40960, 129

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.runner_utils.capture_mode import get_capture_attention_variant
 
 from sglang_vattn.allocator import VattnAllocator
+from sglang_vattn.attention.forwards import is_plain, query_bounds, store, windowed
 from sglang_vattn.attention.kernels import RowBatch, RowKernel
 from sglang_vattn.attention.variants import ROWS
 from sglang_vattn.pool import VattnPool
@@ -50,18 +50,9 @@ class KernelRows:
 
     def _batch_of(self, forward_batch: Any) -> RowBatch | None:
         """The rows of an eager forward."""
-        mode = forward_batch.forward_mode
-        plain = forward_batch.spec_info is None and (mode.is_decode() or mode.is_extend_without_speculative())
-        if not (plain and self.allocator.reading.by_rows):
+        if not (is_plain(forward_batch) and self.allocator.reading.by_rows):
             return None
-        if mode.is_decode():
-            count = forward_batch.batch_size
-            bounds = torch.arange(count + 1, dtype=torch.int32, device=self.pool.device)
-            longest_q = 1
-        else:
-            new = torch.cumsum(forward_batch.extend_seq_lens, dim=0, dtype=torch.int32)
-            bounds = torch.nn.functional.pad(new, (1, 0))
-            longest_q = max(forward_batch.extend_seq_lens_cpu)
+        bounds, longest_q = query_bounds(forward_batch)
         return self._planned(
             RowBatch(
                 self.allocator.rows.table[forward_batch.req_pool_indices],
@@ -108,8 +99,7 @@ class KernelRows:
 
     def _serves(self, layer: Any, kw: dict[str, Any]) -> bool:
         plain = not layer.is_cross_attention and layer.attn_type.value == "decoder" and kw.get("sinks") is None
-        windowed = layer.sliding_window_size is not None and layer.sliding_window_size > -1
-        return self.batch is not None and plain and not windowed and (self.kernel.softcap or not layer.logit_cap)
+        return self.batch is not None and plain and not windowed(layer) and (self.kernel.softcap or not layer.logit_cap)
 
     def _read_rows(
         self,
@@ -124,9 +114,7 @@ class KernelRows:
     ) -> Any:
         """Write K and V by home slot, then read them in rows: two launches (design.md, Mapping 6)."""
         assert self.batch is not None
-        if k is not None and save_kv_cache:
-            location = KVWriteLoc.for_layer(forward_batch, layer, swa_loc=None)
-            self.pool.set_kv_buffer(layer, location, k, v, layer.k_scale, layer.v_scale)
+        store(self.pool, k, v, layer, forward_batch, save_kv_cache)
         index = layer.layer_id - self.pool.start_layer
         fp8 = self.pool.dtype.itemsize == 1
         out, lse = self.kernel(

@@ -17,11 +17,11 @@ from sglang.srt.layers.attention.flashattention_backend import (
     normal_decode_set_metadata,
 )
 from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.runner_utils.capture_mode import get_capture_attention_variant
 
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.attention.fa3_shared import SharedDecode
+from sglang_vattn.attention.forwards import is_plain, query_bounds, store, windowed
 from sglang_vattn.attention.groups import GroupBuffers
 from sglang_vattn.attention.two_level import own_part
 from sglang_vattn.attention.variants import ROWS, SHARED
@@ -65,10 +65,8 @@ class Fa3RowBackend(FlashAttentionBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Eager decode, and prefill with or without graphs around its layers."""
-        mode = forward_batch.forward_mode
-        plain = forward_batch.spec_info is None and (mode.is_decode() or mode.is_extend_without_speculative())
         self.groups = None  # only captured graphs read by groups
-        if not (plain and self._model_fits and self.allocator.reading.by_rows):
+        if not (is_plain(forward_batch) and self._model_fits and self.allocator.reading.by_rows):
             self.row_index = None
             super().init_forward_metadata(forward_batch)
             return
@@ -78,16 +76,11 @@ class Fa3RowBackend(FlashAttentionBackend):
         metadata.cache_seqlens_int32 = lengths.to(torch.int32)
         metadata.max_seq_len_k = longest
         self.row_index = self.allocator.rows.table[forward_batch.req_pool_indices]
-        if mode.is_decode():
-            batch = forward_batch.batch_size
-            metadata.cu_seqlens_q = torch.arange(0, batch + 1, dtype=torch.int32, device=lengths.device)
+        metadata.cu_seqlens_q, metadata.max_seq_len_q = query_bounds(forward_batch)
+        if forward_batch.forward_mode.is_decode():
             metadata.scheduler_metadata = self._compute_scheduler_metadata(
-                batch, longest, metadata.cache_seqlens_int32, metadata.cu_seqlens_q
+                forward_batch.batch_size, longest, metadata.cache_seqlens_int32, metadata.cu_seqlens_q
             )
-        else:
-            metadata.max_seq_len_q = max(forward_batch.extend_seq_lens_cpu)
-            new = torch.cumsum(forward_batch.extend_seq_lens, dim=0, dtype=torch.int32)
-            metadata.cu_seqlens_q = torch.nn.functional.pad(new, (1, 0))
         self.forward_metadata = metadata
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -165,7 +158,7 @@ class Fa3RowBackend(FlashAttentionBackend):
             return super().forward_extend(
                 q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, return_lse=return_lse, **kw
             )
-        self.store(k, v, layer, forward_batch, save_kv_cache)
+        store(self.pool, k, v, layer, forward_batch, save_kv_cache)
         return self._read_rows(q, layer, forward_batch, return_lse, **kw)
 
     def forward_decode(
@@ -179,7 +172,7 @@ class Fa3RowBackend(FlashAttentionBackend):
         return_lse: bool = False,
         **kw: Any,
     ) -> Any:
-        two_level = self.groups is not None and not _windowed(layer) and not return_lse and kw.get("sinks") is None
+        two_level = self.groups is not None and not windowed(layer) and not return_lse and kw.get("sinks") is None
         if self.row_index is None and not two_level:
             assert self.groups is None, "a layer that cannot read by groups in a graph that does"
             return super().forward_decode(
@@ -187,7 +180,7 @@ class Fa3RowBackend(FlashAttentionBackend):
             )
         if two_level:
             return self.shared.forward(q, k, v, layer, forward_batch, save_kv_cache)
-        self.store(k, v, layer, forward_batch, save_kv_cache)
+        store(self.pool, k, v, layer, forward_batch, save_kv_cache)
         return self._read_rows(q, layer, forward_batch, return_lse, **kw)
 
     def query(self, q: torch.Tensor, layer: Any, sequences: int) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -197,23 +190,14 @@ class Fa3RowBackend(FlashAttentionBackend):
         )
         return q, {} if k_descale is None else {"k_descale": k_descale, "v_descale": v_descale}
 
-    def store(
-        self, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any, forward_batch: Any, save_kv_cache: bool
-    ) -> None:
-        """Write this step's K and V by home slot; a launch of its own, so that rows see it (design.md, Mapping 6)."""
-        if k is not None and save_kv_cache:
-            self.pool.set_kv_buffer(
-                layer, KVWriteLoc.for_layer(forward_batch, layer, swa_loc=None), k, v, layer.k_scale, layer.v_scale
-            )
-
     def _read_rows(
         self, q: torch.Tensor, layer: Any, forward_batch: Any, return_lse: bool, sinks: Any = None, **unused: Any
     ) -> Any:
         """The attention of one layer over rows; (tokens, heads * v_dim), with the log-sum-exp if asked for."""
         metadata = self.forward_metadata
-        windowed = _windowed(layer)
+        in_window = windowed(layer)
         causal = layer.attn_type not in (AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL)
-        window = (layer.sliding_window_size, 0 if causal else layer.sliding_window_size) if windowed else (-1, -1)
+        window = (layer.sliding_window_size, 0 if causal else layer.sliding_window_size) if in_window else (-1, -1)
         index = layer.layer_id - self.pool.start_layer
         buffer = getattr(forward_batch, "_attn_output", None)
         kwargs = {} if sinks is None else {"sinks": sinks}
@@ -234,7 +218,7 @@ class Fa3RowBackend(FlashAttentionBackend):
             num_splits=self.num_splits,
             return_softmax_lse=return_lse,
             out=None if buffer is None else buffer.view(-1, layer.tp_q_head_num, layer.v_head_dim),
-            scheduler_metadata=None if windowed else metadata.scheduler_metadata,
+            scheduler_metadata=None if in_window else metadata.scheduler_metadata,
             ver=self.fa_impl_ver,
             **scales,
             **kwargs,
@@ -242,7 +226,3 @@ class Fa3RowBackend(FlashAttentionBackend):
         out = result[0] if return_lse else result
         out = out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
         return (out, result[1].T.contiguous()) if return_lse else out
-
-
-def _windowed(layer: Any) -> bool:
-    return layer.sliding_window_size is not None and layer.sliding_window_size > -1

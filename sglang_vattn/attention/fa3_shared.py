@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
 
+from sglang_vattn.attention.forwards import store
 from sglang_vattn.attention.groups import GroupBuffers
 from sglang_vattn.attention.two_level import merge, store_and_order
 
@@ -110,7 +111,7 @@ class SharedDecode:
             or k.dtype != pool.store_dtype
             or not all(each[0].is_contiguous() for each in (q, k, v))
         ):
-            self.backend.store(k, v, layer, forward_batch, save_kv_cache)
+            store(pool, k, v, layer, forward_batch, save_kv_cache)
             return q.index_select(0, groups.order)
         index = layer.layer_id - pool.start_layer
         slots = forward_batch.out_cache_loc
