@@ -57,6 +57,7 @@ demo: build ## serve a tiny model with and without the flag, side by side
 # A process a core, two at least: tests wait for servers and servers for tests. The files in order, the longest first.
 WORKERS := $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
 TEST_FLAGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: export OMP_NUM_THREADS := 1
 test: build ## run every test, the sanitizers' among them; the last line is pytest's
 	$(BIN)/python -m pytest $(TEST_FLAGS)
 
@@ -99,7 +100,7 @@ bench-gpu-kernels:
 bench-gpu-vmm:
 	timeout 540 $(GPU_PYTHON) -m benchmarks.vmm --device cuda --resume
 bench-gpu-serve:
-	$(GPU_PYTHON) benchmarks/serve_ab.py --out benchmarks/results/h200/serve_ab.json
+	$(GPU_PYTHON) -m benchmarks.serve_ab --out benchmarks/results/h200/serve_ab.json
 $(GPU_ARMS:%=bench-gpu-prefix-%): bench-gpu-prefix-%:
 	timeout 540 $(GPU_PYTHON) -m benchmarks.prefix_hit --device cuda --resume --seconds 420 --arms $*
 $(GPU_ARMS:%=bench-gpu-trace-%): bench-gpu-trace-%:

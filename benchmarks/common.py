@@ -51,7 +51,12 @@ def machine(device: str = "cpu") -> dict[str, str]:
         properties = torch.cuda.get_device_properties(0)
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().split("\n")[0]
-        return {"gpu": properties.name, "memory_gib": f"{properties.total_memory / 2**30:.0f}", "driver": driver}
+        return {
+            "gpu": properties.name,
+            "gpus": str(torch.cuda.device_count()),
+            "memory_gib": f"{properties.total_memory / 2**30:.0f}",
+            "driver": driver,
+        }
     return {"cpu": _cpu_name(), "cores": str(len(os.sched_getaffinity(0))), "kernel": platform.release()}
 
 

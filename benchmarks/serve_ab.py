@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stock SGLang against vattn: five prefix workloads, Llama-3-8B geometry with dummy weights.
 
-    python benchmarks/serve_ab.py --out benchmarks/results/h200/serve_ab.json
-    python benchmarks/serve_ab.py --tp-size 2 --out benchmarks/results/h200x2/serve_ab.json
+    python -m benchmarks.serve_ab --out benchmarks/results/h200/serve_ab.json
+    python -m benchmarks.serve_ab --tp-size 2 --out benchmarks/results/h200x2/serve_ab.json
 
 Each arm is an engine of its own in a process of its own, one after the other on the same GPU. Per workload:
 cold prefill (an empty cache), then rounds of (all hits, one output token), (all hits, `OUTPUT` tokens), and lone
@@ -16,13 +16,14 @@ import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from benchmarks.common import command, machine, median, spread, versions
 
 OUTPUT = 128  # tokens a request in the decode rounds
 QUESTION = 64  # tokens a request has of its own
@@ -88,14 +89,6 @@ LLAMA_3_8B = {
     "eos_token_id": 1,
     "tie_word_embeddings": False,
 }
-
-
-def median(values: list[float]) -> float:
-    return statistics.median(values)
-
-
-def spread(values: list[float]) -> float:
-    return (max(values) - min(values)) / median(values)
 
 
 class Arm:
@@ -207,34 +200,10 @@ def format_row(row: dict[str, Any]) -> str:
     )
 
 
-def machine() -> dict[str, str]:
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    ).stdout.strip()
-    return {
-        "gpu": properties.name,
-        "gpus": str(torch.cuda.device_count()),
-        "memory_gib": f"{properties.total_memory / 2**30:.0f}",
-        "driver": driver.split("\n")[0],
-    }
-
-
-def versions() -> dict[str, str]:
-    import sglang
-    import torch
-
-    import sglang_vattn
-
-    return {"sglang": sglang.__version__, "torch": torch.__version__, "sglang_vattn": sglang_vattn.__version__}
-
-
-def heading(command: str) -> dict[str, Any]:
+def heading(module: str) -> dict[str, Any]:
     """What every result file begins with; its rows follow."""
-    head: dict[str, Any] = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
-    return head | {"command": " ".join([command, *sys.argv[1:]]), "rows": []}
+    head: dict[str, Any] = {"machine": machine("cuda"), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
+    return head | {"command": command(module), "rows": []}
 
 
 def write_model(scratch: str) -> Path:
@@ -260,18 +229,18 @@ def main() -> None:
     if args.arm:
         run_arm(args)
         return
-    result = heading("python benchmarks/serve_ab.py")
+    result = heading("serve_ab")
     out = Path(args.out).resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         model = write_model(scratch)
         for name in args.arms:
             part = Path(scratch, f"{name}.json")
-            command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--arm", name]
+            again = [sys.executable, "-m", "benchmarks.serve_ab", *sys.argv[1:], "--arm", name]
             log = out.with_name(f"{out.stem}.{name}.log")
             with log.open("w") as stream:
                 code = subprocess.run(
-                    [*command, "--model", str(model), "--out", str(part)], stdout=stream, stderr=subprocess.STDOUT
+                    [*again, "--model", str(model), "--out", str(part)], stdout=stream, stderr=subprocess.STDOUT
                 ).returncode
             if part.exists():  # a run that stops early keeps what it has
                 result["rows"] += json.loads(part.read_text())

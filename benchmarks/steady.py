@@ -92,7 +92,7 @@ def main() -> None:
         Path(args.out).write_text(json.dumps(measure(arm, args.requests)))
         arm.engine.shutdown()
         return
-    result = heading("python -m benchmarks.steady")
+    result = heading("steady")
     with tempfile.TemporaryDirectory() as scratch:
         model = write_model(scratch)
         for name in args.arms:

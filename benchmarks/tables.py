@@ -28,8 +28,8 @@ MARK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end of table --
 Result = dict[str, Any]
 # name -> (result file below benchmarks/results, its table, the command that makes the file)
 TABLES: dict[str, tuple[str, Callable[[Result], Sequence[Sequence[str]]], str]] = {
-    "serve-ab": ("h200/serve_ab.json", table_rows.serve_ab, "python benchmarks/serve_ab.py"),
-    "serve-ab-x2": ("h200x2/serve_ab.json", table_rows.serve_ab, "python benchmarks/serve_ab.py --tp-size 2"),
+    "serve-ab": ("h200/serve_ab.json", table_rows.serve_ab, "python -m benchmarks.serve_ab"),
+    "serve-ab-x2": ("h200x2/serve_ab.json", table_rows.serve_ab, "python -m benchmarks.serve_ab --tp-size 2"),
     "observe-cpu": ("cpu/observe_cost.json", table_rows.observe_cost, "python -m benchmarks.observe_cost"),
     "observe-gpu": (
         "h200/observe_cost.json", table_rows.observe_cost, "python -m benchmarks.observe_cost --device cuda",

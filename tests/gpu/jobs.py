@@ -97,7 +97,7 @@ def spec(model: Path, groups: list[list[dict[str, Any]]], **engine: Any) -> str:
         "attention_backend": "fa3",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
-        "mem_fraction_static": 0.7,
+        "mem_fraction_static": 0.9,  # of what is free; several engines start at once
         "max_total_tokens": 512 * 1024,
         "max_running_requests": 64,
         "cuda_graph_max_bs_decode": 40,

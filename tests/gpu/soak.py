@@ -46,7 +46,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         "max_total_tokens": 12288,  # 96 pages of 128, or 192 of 64: a third of what runs at once wants
         "max_running_requests": 32,
         "chunked_prefill_size": 1024,
-        "mem_fraction_static": 0.5,
+        "mem_fraction_static": 0.9,
         "cuda_graph_max_bs_decode": 32,
         "cuda_graph_max_bs_prefill": 1024,
     },

@@ -9,12 +9,13 @@ Prints what each kernel was tried on. FlashInfer and FlashAttention 4 compile th
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from sglang_vattn.attention.kernels import KERNELS, RowBatch, RowKernel, kernel_class, load, refusal
+from sglang_vattn.attention.kernels import KERNELS, KernelMissing, RowBatch, RowKernel, kernel_class, load, refusal
 from sglang_vattn.attention.kernels.sdpa import Sdpa
 from tests.kernels.cases import GEMMA, LLAMA, NEW_TOKENS, PHI, QWEN, Shape, check, open_rows
 
@@ -52,8 +53,22 @@ def test_every_kernel_has_cases() -> None:
     assert {case.kernel for case in CASES} == set(KERNELS)
 
 
+@cache
+def cudnn_refusal() -> str | None:
+    """Why `torch` is refused on a machine whose cuDNN is older than the one that torch was built with."""
+    try:
+        kernel_class("torch")()
+    except KernelMissing as error:
+        return str(error)
+    return None
+
+
 def available(name: str, dtype: torch.dtype) -> RowKernel | None:
-    """The kernel; None where it is refused, and that for its absence alone."""
+    """The kernel; None where it is refused, and that for its absence alone, or that of what it stands on."""
+    if name == "torch" and (reason := cudnn_refusal()):
+        assert "cuDNN" in reason
+        print(f"\nrefused: {reason}")
+        return None
     if reason := refusal(name, device="cuda", kv_dtype=dtype):
         found = kernel_class(name)
         print(f"\nrefused: {reason}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output distributions against stock SGLang's, within its own noise (design.md, 'How right is judged')."""
+"""Output distributions against stock SGLang's, within its own noise (design.md, 'How right is judged').
+
+VATTN_GPU_ARMS=auto,poison runs those arms alone.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ OURS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "triton": ({"attention_backend": "triton"}, {}),
     "flashinfer": ({"attention_backend": "flashinfer"}, {}),
 }
+CHOSEN = os.environ.get("VATTN_GPU_ARMS", ",".join(OURS)).split(",")
 AT_ONCE = 4  # engines a GPU
 
 
@@ -90,12 +94,13 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], i
     jobs.write_model(scratch / "model")
     groups = jobs.prompt_groups() + jobs.long_prompt()
     arms = {name: (arguments, {}) for name, arguments in STOCK.items()}
-    arms |= {name: ({"kv_backend": "vattn", **arguments}, env) for name, (arguments, env) in OURS.items()}
+    ours = {name: OURS[name] for name in CHOSEN}
+    arms |= {name: ({"kv_backend": "vattn", **arguments}, env) for name, (arguments, env) in ours.items()}
     spec = jobs.spec(scratch / "model", jobs.filler() + groups, context_length=131072)
     return run_arms(scratch, spec, arms), sum(map(len, groups))
 
 
-@pytest.mark.parametrize("arm", OURS)
+@pytest.mark.parametrize("arm", CHOSEN)
 def test_outputs_stay_within_the_noise_of_stock(outputs: tuple[dict[str, Any], int], arm: str) -> None:
     results, count = outputs
     assert arm in results, "the engine failed; its log is above"
@@ -112,11 +117,14 @@ def test_outputs_stay_within_the_noise_of_stock(outputs: tuple[dict[str, Any], i
 
 def test_each_arm_read_as_it_was_told(outputs: tuple[dict[str, Any], int]) -> None:
     results, _ = outputs
-    counters = {arm: json.loads(str(results[arm]["vattn"])) for arm in OURS if arm in results}
+    counters = {arm: json.loads(str(results[arm]["vattn"])) for arm in CHOSEN if arm in results}
     keys = ("batches_rows", "batches_pages", "batches_shared", "batches_waited", "groups", "pages_saved")
     for arm, counts in counters.items():
         print(arm, {key: counts[key] for key in keys})
-    assert counters["rows"]["batches_rows"] > 20 * counters["rows"]["batches_pages"]
-    assert counters["pages"]["batches_rows"] == counters["triton"]["batches_rows"] == 0
-    assert counters["auto"]["batches_rows"] > 0
-    assert counters["shared"]["batches_shared"] > 100 and counters["poison"]["batches_shared"] > 100
+    for arm, counts in counters.items():
+        if arm == "rows":
+            assert counts["batches_rows"] > 20 * counts["batches_pages"]
+        elif arm in ("shared", "poison"):
+            assert counts["batches_shared"] > 100
+        else:
+            assert (counts["batches_rows"] > 0) == (arm == "auto"), arm

@@ -97,3 +97,12 @@ def test_what_a_kernel_cannot_do_is_refused() -> None:
 def test_the_llama_shape_in_float32() -> None:
     with open_rows("cpu", LLAMA, torch.float32) as rows:
         check(load("sdpa", "cpu"), rows, "decode")
+
+
+def test_a_cudnn_that_torch_refuses_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version() -> int:
+        raise RuntimeError("cuDNN version incompatibility: compiled against (9, 24, 0). And more")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", version)
+    with pytest.raises(KernelMissing, match=r"9, 24, 0\)\): let LD_LIBRARY_PATH .* or use --vattn-kernel auto"):
+        kernel_class("torch")()  # type: ignore[abstract]

@@ -45,7 +45,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outputs(scratch: Path) -> tuple[dict[str, Any], int]:
     jobs.write_model(scratch / "model")
-    groups = jobs.prompt_groups()
+    groups = jobs.prompt_groups(count=140)
     arms: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         name: ({**arguments, **BOTH}, {}) for name, arguments in STOCK.items()
     }

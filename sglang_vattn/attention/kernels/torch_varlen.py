@@ -23,6 +23,13 @@ class TorchVarlen(RowKernel):
 
         if not {"enable_gqa", "seqused_k"} <= signature(varlen_attn).parameters.keys():
             raise KernelMissing("--vattn-kernel torch needs a newer torch, whose varlen_attn knows grouped queries")
+        try:  # varlen_attn asks at its first call, and raises at that one only
+            torch.backends.cudnn.version()
+        except RuntimeError as error:
+            raise KernelMissing(
+                f"--vattn-kernel torch: torch refuses this machine's cuDNN ({str(error).split('. ')[0]}): let "
+                "LD_LIBRARY_PATH lead to the one that torch brings, or use --vattn-kernel auto"
+            ) from error
         self._attend, self._aux = varlen_attn, AuxRequest(lse=True)
 
     def __call__(
