@@ -188,37 +188,42 @@ def test_wait_times_out_and_releases_the_gil() -> None:
     assert stats["wait_ns"] > 0.2e9
 
 
-def completion_order(urge: str) -> list[int]:
-    """Five rows queued behind a slow map; the last but one is urged. Who is ready first?"""
+def completion_order(urge: str) -> list[int] | None:
+    """Five rows queued behind a slow map; the last but one is urged. Who is ready first?
+
+    None if this thread was held up so long that it cannot tell.
+    """
     driver = faulty()
     space = make_space(driver, num_rows=8)
     blocker, *rows = [space.acquire_row() for _ in range(6)]
-    driver.set_delay("map", 0.05)
+    driver.set_delay("map", 0.1)
     space.map(blocker, 0, [1])
-    time.sleep(0.02)
+    while driver.calls().get("map", 0) == 0:  # the others must find it at work
+        time.sleep(0.001)
     for row in rows:
         space.map(row, 0, [2])
     urged = rows[3]
     if urge == "prefer":
         space.prefer([urged])
-    waiter = threading.Thread(target=space.wait, args=(urged, 1, 10))
+    in_time = space.ready(blocker) == 0
     if urge == "wait":
-        waiter.start()
+        space.wait(urged, 1, 10)
     order: list[int] = []
     deadline = time.perf_counter() + 10
     while len(order) < len(rows) and time.perf_counter() < deadline:
-        order += [row for row in rows if row not in order and space.ready(row)]
+        new = [row for row in rows if row not in order and space.ready(row)]
+        in_time = in_time and len(new) <= 1
+        order += new
         time.sleep(0.002)
-    if urge == "wait":
-        waiter.join()
-    return [rows.index(row) for row in order]
+    return [rows.index(row) for row in order] if in_time else None
 
 
 @pytest.mark.parametrize(
     ("urge", "order"), [("", [0, 1, 2, 3, 4]), ("prefer", [3, 0, 1, 2, 4]), ("wait", [3, 0, 1, 2, 4])]
 )
 def test_order_is_first_come_first_served_but_for_who_is_urgent(urge: str, order: list[int]) -> None:
-    assert completion_order(urge) == order
+    seen = (completion_order(urge) for _ in range(20))
+    assert next(found for found in seen if found is not None) == order
 
 
 def test_an_urgent_row_cuts_into_a_long_map() -> None:

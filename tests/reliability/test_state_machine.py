@@ -30,6 +30,7 @@ from tests.reliability.model import Job, Namespace
 
 STEPS = int(os.environ.get("VATTN_FUZZ_STEPS", 50_000))
 STEPS_A_RUN = 100
+STEPS_A_SEARCH = 50_000  # hypothesis remembers all that it tried: 4 KB a step
 
 # Documents that share prefixes with one another, and part at every offset in a page.
 DOCUMENTS = ([0] * 40, [0] * 11 + [1] * 29, [0, 1, 2] * 13)
@@ -186,7 +187,7 @@ def test_any_order(root: Path) -> None:
             run_state_machine_as_test(
                 Scheduler,
                 settings=settings(
-                    max_examples=1 + left // STEPS_A_RUN,
+                    max_examples=1 + min(left, STEPS_A_SEARCH) // STEPS_A_RUN,
                     stateful_step_count=STEPS_A_RUN,
                     deadline=None,
                     database=None,
@@ -194,6 +195,7 @@ def test_any_order(root: Path) -> None:
                     suppress_health_check=list(HealthCheck),
                 ),
             )
+            print(f"{tried['steps']:,} steps", flush=True)
     report = root / "build" / "reliability" / "state-machine.json"
     report.parent.mkdir(parents=True, exist_ok=True)
     if "VATTN_TEST_CORE" not in os.environ:  # the short form under a sanitizer
