@@ -54,8 +54,8 @@ $(BUILD_STAMP): $(ENV_STAMP)
 demo: build ## serve a tiny model with and without the flag, side by side
 	$(BIN)/python -m benchmarks.demo
 
-# A process a core, two at least: tests wait for servers and servers for tests. The files in order, the longest first.
-WORKERS := $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
+# A process a core and one more: tests wait for servers and servers for tests. The files in order, the longest first.
+WORKERS := $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 5)))
 TEST_FLAGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: export OMP_NUM_THREADS := 1
 test: build ## run every test, the sanitizers' among them; the last line is pytest's
@@ -88,7 +88,7 @@ bench: build ## small forms of all benchmarks, without a GPU; under four minutes
 # Each part is one command of at most nine minutes; what was cut off goes on when it is made again.
 GPU_PYTHON ?= python
 GPU_ARMS := vattn stock_page1 stock_page128 stock_no_hits
-GPU_PARTS := kernels vmm serve $(GPU_ARMS:%=prefix-%) $(GPU_ARMS:%=trace-%)
+GPU_PARTS := kernels vmm serve first-token $(GPU_ARMS:%=prefix-%) $(GPU_ARMS:%=trace-%)
 .PHONY: bench-gpu-quick $(GPU_PARTS:%=bench-gpu-%)
 bench-gpu: $(GPU_PARTS:%=bench-gpu-%) ## everything, on the GPU at hand, in parts (bench-gpu-kernels, ..)
 bench-gpu-quick: ## the GPU part in about nine minutes: every arm's server side by side on one GPU, fewer loads
@@ -101,6 +101,8 @@ bench-gpu-vmm:
 	timeout 540 $(GPU_PYTHON) -m benchmarks.vmm --device cuda --resume
 bench-gpu-serve:
 	$(GPU_PYTHON) -m benchmarks.serve_ab --out benchmarks/results/h200/serve_ab.json
+bench-gpu-first-token:
+	$(GPU_PYTHON) -m benchmarks.first_token
 $(GPU_ARMS:%=bench-gpu-prefix-%): bench-gpu-prefix-%:
 	timeout 540 $(GPU_PYTHON) -m benchmarks.prefix_hit --device cuda --resume --seconds 420 --arms $*
 $(GPU_ARMS:%=bench-gpu-trace-%): bench-gpu-trace-%:
@@ -110,8 +112,8 @@ fuzz: build ## two million random scheduler steps against the model; prints what
 	VATTN_FUZZ_STEPS=$${VATTN_FUZZ_STEPS:-2000000} $(BIN)/python -m pytest tests/reliability/test_state_machine.py \
 		-s --timeout=0
 
-soak: build ## the long forms: 500 connections, 10,000 requests, 20 runs of 90 jobs, SGLang's kits in full
-	VATTN_SOAK=1 $(BIN)/python -m pytest tests/reliability -s --timeout=7200 --deselect \
+soak: build ## the long forms: 500 connections, 10,000 requests, 20 runs of 90 jobs, SGLang's kits in full, two ranks
+	VATTN_SOAK=1 $(BIN)/python -m pytest tests/reliability tests/parallel/test_ranks.py -s --timeout=7200 --deselect \
 		tests/reliability/test_state_machine.py::test_any_order
 
 # The C++ core under ASan with UBSan, and under TSan: its own tests, then the state machine over a module built so. Only

@@ -53,6 +53,16 @@ def serve_ab(result: Result) -> Rows:
     return _arms(result, {"stock_page1": "stock, page 1", "stock_page128": "stock, page 128", "vattn": "**vattn**"})
 
 
+def first_token(result: Result) -> Rows:
+    kinds = {"burst_ms": "burst of 64 hits, ms", "lone_ms": "lone hit, ms"}
+    best = {kind: min(row[kind] for row in result["rows"] if row["arm"].startswith("stock")) for kind in kinds}
+    rows = [["arm", *(head for kind in kinds.values() for head in (kind, "of stock's better"))]]
+    for row in result["rows"]:
+        cells = [(within(row[kind], row["spread"][kind]), f"{row[kind] / best[kind]:.3f}") for kind in kinds]
+        rows.append([row["arm"].replace("_", " "), *(cell for pair in cells for cell in pair)])
+    return rows
+
+
 def layouts(result: Result) -> Rows:
     names = list(dict.fromkeys(name for row in result["rows"] for name in row["us"]))
     rows = [["call, us a layer", "by", *names, "bytes at 4.5 TB/s"]]

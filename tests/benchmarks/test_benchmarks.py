@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from benchmarks import arms, kernels_host, loads, plots, prefix_hit, quick, tree, vmm
+from benchmarks.table_rows import first_token as first_token_table
 from benchmarks.table_rows import kernels_host as kernel_table
 from tests.support.tiny_model import tiny_model
 
@@ -126,3 +127,11 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
     ]
     paths = plots.draw(rows, "zipf", "a title", tmp_path)
     assert [path.suffix for path in paths] == [".png", ".svg"] and all(path.stat().st_size for path in paths)
+
+
+def test_first_tokens_are_compared_with_the_better_of_stock() -> None:
+    def row(arm: str, burst: float, lone: float) -> dict[str, object]:
+        return {"arm": arm, "burst_ms": burst, "lone_ms": lone, "spread": {"burst_ms": 0.1, "lone_ms": 0.2}}
+
+    rows = [row("stock_page1", 200, 10), row("stock_page128", 100, 20), row("vattn", 101, 9)]
+    assert first_token_table({"rows": rows})[-1] == ["vattn", "101 (10%)", "1.010", "9 (20%)", "0.900"]

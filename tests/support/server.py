@@ -53,7 +53,9 @@ STRICT = {
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
 }
 # Read when they are needed, not when SGLang is imported.
-FORKABLE = {*STRICT, "SGLANG_PLUGINS", "SGLANG_CPU_OMP_THREADS_BIND"}
+FORKABLE = {*STRICT, "SGLANG_PLUGINS", "SGLANG_CPU_OMP_THREADS_BIND"} | {
+    f"SGLANG_REQ_{limit}_TIMEOUT" for limit in ("WAITING", "RUNNING")
+}
 # No plugin is loaded, ours neither: SGLang as it comes from its wheel.
 NO_PLUGINS = {"SGLANG_PLUGINS": "none"}
 
@@ -118,7 +120,7 @@ class Server(Client):
         self.log_path = folder / "server.log"
         self._arguments = ["--model-path", str(model), "--host=127.0.0.1", f"--port={port}", *BASE_FLAGS, *flags]
         self._command = ["timeout", "--kill-after=10", str(LIFETIME_S), sys.executable, *command]
-        early = any(name.startswith("SGLANG_") and name not in FORKABLE for name in env) or "PYTHONPATH" in env
+        early = any(name.startswith("SGLANG_") and name not in FORKABLE for name in env)
         self._forked = forked and command == LAUNCH and not early
         self._folder, self._env = folder, environment(env)
         self._process: subprocess.Popen[bytes] | Forked | None = None

@@ -98,6 +98,7 @@ def _become_a_server(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     random.seed()  # or two servers that start at once choose the same ports
     with open(request["log"], "wb") as log, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
