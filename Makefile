@@ -112,8 +112,8 @@ fuzz: build ## two million random scheduler steps against the model; prints what
 	VATTN_FUZZ_STEPS=$${VATTN_FUZZ_STEPS:-2000000} $(BIN)/python -m pytest tests/reliability/test_state_machine.py \
 		-s --timeout=0
 
-soak: build ## the long forms: 500 connections, 10,000 requests, 20 runs of 90 jobs, SGLang's kits in full, two ranks
-	VATTN_SOAK=1 $(BIN)/python -m pytest tests/reliability tests/parallel/test_ranks.py -s --timeout=7200 --deselect \
+soak: build ## the long forms: 500 connections, 10,000 requests, 20 runs of 90 jobs, SGLang's kits in full
+	VATTN_SOAK=1 $(BIN)/python -m pytest tests/reliability -s --timeout=7200 --deselect \
 		tests/reliability/test_state_machine.py::test_any_order
 
 # The C++ core under ASan with UBSan, and under TSan: its own tests, then the state machine over a module built so. Only

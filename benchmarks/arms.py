@@ -42,7 +42,10 @@ def flags_of(engine: Mapping[str, Any]) -> list[str]:
     for name, value in engine.items():
         if value is not False:
             flag = "--" + name.replace("_", "-")
-            out.append(flag if value is True else f"{flag}={value}")
+            if isinstance(value, list):
+                out += [flag, *map(str, value)]
+            else:
+                out.append(flag if value is True else f"{flag}={value}")
     return out
 
 
@@ -94,12 +97,13 @@ def serving(name: str, device: str, folder: Path, extra: Sequence[str] = ()) -> 
 # Four servers of 8B on one GPU: 15 GiB of weights, 12 of KV and a few of graphs and activations each. Few sizes are
 # captured, which is a third of a server's start. The same for every arm.
 SMALL_POOL_TOKENS = 98304
-BESIDE_OTHERS = (
-    "--mem-fraction-static=0.92",
-    f"--max-total-tokens={SMALL_POOL_TOKENS}",
-    *("--cuda-graph-max-bs-decode=64", "--cuda-graph-bs-decode", "1", "2", "4", "8", "16", "32", "64"),
-    *("--cuda-graph-bs-prefill", "16", "64", "128", "256", "512", "1024", "2048", "4096", "8192"),
-)
+BESIDE_OTHERS: dict[str, Any] = {
+    "mem_fraction_static": 0.92,
+    "max_total_tokens": SMALL_POOL_TOKENS,
+    "cuda_graph_max_bs_decode": 64,
+    "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64],
+    "cuda_graph_bs_prefill": [16, 64, 128, 256, 512, 1024, 2048, 4096, 8192],
+}
 
 
 @contextmanager
@@ -109,7 +113,7 @@ def all_serving(names: Sequence[str], device: str, folder: Path) -> Iterator[dic
     An arm whose server does not start is left out, and the end of its log printed; RuntimeError if none is left.
     """
     model_for(device)  # not several at once
-    extra = BESIDE_OTHERS if device == "cuda" else ()
+    extra = flags_of(BESIDE_OTHERS) if device == "cuda" else ()
     with ExitStack() as stack, ThreadPoolExecutor(len(names) if device == "cuda" else 1) as pool:
         started = [pool.submit(stack.enter_context, serving(name, device, folder, extra)) for name in names]
         clients = {}

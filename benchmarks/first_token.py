@@ -15,23 +15,16 @@ import argparse
 import multiprocessing
 import os
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arms import BESIDE_OTHERS
 from benchmarks.common import RESULTS, ResultFile, Row, median, progress, quartile_spread
 from benchmarks.serve_ab import ARMS, QUESTION, TABLE_ARMS, Arm, write_model
 
 PREFIX, BURST, LONE = 8192, 64, 5
 KINDS = {"burst": BURST, "lone": 1}
-# Three engines of 8B on one GPU; few graphs, which are most of a start.
-BESIDE_OTHERS: dict[str, Any] = {
-    "mem_fraction_static": 0.92,
-    "max_total_tokens": 98304,
-    "cuda_graph_max_bs_decode": 64,
-    "cuda_graph_bs_decode": [1, 8, 64],
-    "cuda_graph_bs_prefill": [16, 64, 128, 512, 1024, 2048, 4096, 8192],
-}
 
 
 def serve(orders: Any, name: str, model: str, extra: dict[str, Any], log: str) -> None:
@@ -62,19 +55,18 @@ class Engine:
         self._process.start()
         theirs.close()
 
-    def ask(self, hits: int | None) -> Any:
-        """What the process answers; RuntimeError with the end of its log if it is gone."""
-        try:
+    def ask(self, hits: int) -> float:
+        """Seconds until so many hits have their token."""
+        with suppress(BrokenPipeError):  # it is gone: receive() says why
             self._orders.send(hits)
-            return self._orders.recv()
-        except (EOFError, BrokenPipeError) as error:
-            raise RuntimeError(f"{self.name} ended:\n{self.log.read_text()[-3000:]}") from error
+        return float(self.receive())
 
-    def wait(self) -> None:
+    def receive(self) -> Any:
+        """The next that the process says; RuntimeError with the end of its log if it is gone."""
         try:
-            self._orders.recv()
+            return self._orders.recv()
         except EOFError as error:
-            raise RuntimeError(f"{self.name} did not start:\n{self.log.read_text()[-3000:]}") from error
+            raise RuntimeError(f"{self.name} ended:\n{self.log.read_text()[-3000:]}") from error
 
     def close(self) -> None:
         if self._process.is_alive():
@@ -104,7 +96,7 @@ def main() -> None:
             engines.append(Engine(name, model, BESIDE_OTHERS, Path(scratch, f"{name}.log")))
             stack.callback(engines[-1].close)
         for engine in engines:
-            engine.wait()
+            engine.receive()  # it is ready
         results = ResultFile(args.out, "first_token", ["arm"], device="cuda")
         for number in progress(range(args.rounds + 1), "rounds"):
             begin = number % len(engines)

@@ -17,11 +17,10 @@ from tests.parallel.support import (
     traces,
     two_ranks,
 )
-from tests.reliability.conftest import SOAK
 from tests.support.checks import unharmed
 from tests.support.server import STRICT, Server, ServerError
 
-REQUESTS = 1000 if SOAK else 400
+REQUESTS = 1000
 AGREED = ("num_pages", "free", "evictable", "hit_tokens", "aliased_tokens", "evicted_pages", "batches_rows")
 COMPARED = 100  # answers, with stock's
 TIE = 1e-4  # log-probabilities in float32; stock differs from itself at job 91 by the size of the batch
@@ -30,7 +29,7 @@ SHARE_ALWAYS = {"VATTN_SHARED_DECODE_BYTES": "1"}
 
 
 def test_equal_decisions_whatever_the_maps_take(llama: Path, tmp_path: Path) -> None:
-    """Many requests through 160 pages: hits, evictions, retractions, groups; compared at every forward."""
+    """1,000 requests through 160 pages: hits, evictions, retractions, groups; compared at every forward."""
     jobs = mixed(REQUESTS)
     flags = [TWO_RANKS, "--page-size=16", "--max-total-tokens=2560", "--max-running-requests=16"]
     with (
@@ -61,7 +60,7 @@ def test_equal_decisions_whatever_the_maps_take(llama: Path, tmp_path: Path) -> 
     evicted = ranks[0][-1]["decided"]["evicted"]
     print(f"\n{steps} forwards, {apart} with other rows mapped on the other rank; {evicted} pages evicted")
     assert steps > REQUESTS and apart > steps / 20, "the ranks were to be out of step"
-    assert evicted > REQUESTS / 2
+    assert evicted > 500
     assert set(variants) == {"paged", "rows", "shared"}
     of_ranks = [{name: facts[name] for name in AGREED} for facts in info["internal_states"][0]["vattn_ranks"]]
     assert of_ranks[0] == of_ranks[1] and of_ranks[0]["evicted_pages"] == evicted

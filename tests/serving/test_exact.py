@@ -114,5 +114,5 @@ def test_rows_are_what_attention_reads(arm: Arm, server: Server) -> None:
     server.generate(prompt, 60)
     after = server.vattn()
     rows, pages = (after[name] - before[name] for name in ("batches_rows", "batches_pages"))
-    assert rows >= 15  # of 60: on a busy machine the mapper may be late, the more so if the model is this small
+    assert rows >= 45  # of 60: one prefill and 59 steps of decode; on a busy machine the mapper may be late at first
     assert pages == 0 or arm.read == "auto"
