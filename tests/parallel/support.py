@@ -35,7 +35,7 @@ def two_ranks(
 
 def stock_two_ranks(model: Path, folder: Path) -> Server:
     flags = [TWO_RANKS, "--page-size=1", "--max-total-tokens=32768"]
-    return Server(model, folder, flags, env=STRICT | CORES | NO_PLUGINS)
+    return Server(model, folder, flags, env=CORES | NO_PLUGINS)
 
 
 def traces(folder: Path) -> list[list[dict[str, Any]]]:

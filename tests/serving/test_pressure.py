@@ -19,13 +19,14 @@ from tests.support.server import STRICT, Server
 from tests.support.tiny_model import end_of_text
 
 AT_ONCE = 16
+POOL = 1536  # tokens
 SMALL = ["--kv-backend=vattn", "--page-size=16", "--chunked-prefill-size=48"]
 
 
 @pytest.fixture(scope="module")
 def small(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Holds about 6 of the 16 requests that are under way."""
-    flags = [*SMALL, "--max-total-tokens=1536", "--schedule-conservativeness=0.1"]
+    flags = [*SMALL, f"--max-total-tokens={POOL}", "--schedule-conservativeness=0.1"]
     with Server(llama, tmp_path_factory.mktemp("small"), flags, env=STRICT) as server:
         yield server
 
@@ -87,20 +88,22 @@ def test_chunks_tear_pages(server: Server, golden: Golden) -> None:
 def test_the_same_prefix_twice_at_the_same_time(server: Server, golden: Golden) -> None:
     """Two requests compute one prefix side by side; neither's pages go while it runs.
 
-    Both arrive in one message, so both are admitted before either is in the cache. Others then
-    take every page that is free: one that was freed under a live row would be overwritten.
+    Both arrive in one message, so both are admitted before either is in the cache. Others take every page that is
+    free for as long as they run: one that was freed under a live row would be overwritten.
     """
     rng = random.Random(22)
     prefix = rng.choices(range(256), k=21)  # both fit one chunk of 48 tokens
     both = [(*prefix, 1), (*prefix, 2)]
-    churn = [(tuple(rng.choices(range(256), k=40)), 4) for _ in range(60)]
-    right = [golden.output(prompt, 120) for prompt in both]
+    right = [golden.output(prompt, 240) for prompt in both]
+    others: list[Answer] = []
     with ThreadPoolExecutor(1) as pool:
-        answers = pool.submit(server.together, both, 120)
-        others = server.many(churn, at_once=4)
+        answers = pool.submit(server.together, both, 240)
+        while not answers.done():
+            others += server.many([(tuple(rng.choices(range(256), k=300)), 4) for _ in range(2)], at_once=2)
         assert [answer.output for answer in answers.result()] == right
     assert [answer.cached_tokens for answer in answers.result()] == [0, 0]
     assert {answer.finish for answer in others} == {"length"}
+    assert len(others) * 304 > POOL, "they went through the whole pool"
     assert server.generate((*prefix, 3), 1).cached_tokens == len(prefix)
 
 
@@ -150,18 +153,29 @@ def test_aborts_among_others(server: Server, golden: Golden) -> None:
     assert any(answer.output for answer in aborted), "none was aborted in its decode"
 
 
-def test_abort_in_prefill(server: Server, golden: Golden) -> None:
-    """1200 tokens in chunks of 48: the abort comes after the first chunk, before the last."""
-    rng = random.Random(24)
-    prompt = tuple(rng.choices(range(256), k=1200))
+def aborted_after_two_chunks(server: Server, prompt: tuple[int, ...], rid: str) -> Answer:
     seen = server.log().count("Prefill batch")
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(server.generate, prompt, 50, "in-prefill-000")
-        while server.log().count("Prefill batch") < seen + 3:
-            assert not answer.done()
-        server.abort("in-prefill-000")
-    assert answer.result().finish == "abort"
-    assert answer.result().output == ()
+        answer = pool.submit(server.generate, prompt, 50, rid)
+        while not answer.done() and server.log().count("Prefill batch") < seen + 3:
+            pass
+        server.abort(rid)
+    return answer.result()
+
+
+def test_abort_in_prefill(server: Server, golden: Golden) -> None:
+    """1200 tokens in chunks of 48: the abort comes after the first chunk, before the last.
+
+    On a busy machine it may come later; then another prompt is tried.
+    """
+    rng = random.Random(24)
+    for attempt in range(10):
+        prompt = tuple(rng.choices(range(256), k=1200))
+        answer = aborted_after_two_chunks(server, prompt, f"in-prefill-{attempt:03d}")
+        if answer.finish == "abort" and answer.output == ():
+            break
+    else:
+        pytest.fail("no abort came before the end of its prefill")
     # What was computed may stay in the cache; what comes after it is computed afresh.
     assert server.generate(prompt, 30).output == golden.output(prompt, 30)
 

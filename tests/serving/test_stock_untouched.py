@@ -22,7 +22,7 @@ VARYING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?")
 
 def start(llama: Path, root: Path, folder: Path, plugins: str) -> Server:
     env = {"PYTHONPATH": str(root / "tests" / "support" / "probe"), "SGLANG_PLUGINS": plugins}
-    flags = ["--page-size=1", "--max-total-tokens=131072", "--chunked-prefill-size=8192", "--enable-metrics"]
+    flags = ["--page-size=1", "--max-total-tokens=16384", "--chunked-prefill-size=8192", "--enable-metrics"]
     return Server(llama, folder, flags, env=STRICT | env, forked=False)
 
 

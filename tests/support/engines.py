@@ -29,6 +29,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from tests.support.zygote import import_sglang
+
 RUN_LIMIT_S = 240
 
 
@@ -196,9 +198,7 @@ def _in_a_fork(run: Run, out: Path) -> dict[str, Any]:
 
 def main() -> None:
     spec, out = Path(sys.argv[1]), Path(sys.argv[2])
-    import sglang.srt.entrypoints.engine
-    import sglang.srt.managers.scheduler  # noqa: F401
-
+    import_sglang()
     results = []
     for i, run in enumerate(json.loads(spec.read_text())):
         began = time.monotonic()

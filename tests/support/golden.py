@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.client import Answer, Client
-from tests.support.server import NO_PLUGINS, STRICT, Server
+from tests.support.server import NO_PLUGINS, Server
 from tests.support.workload import WORKLOADS
 
 
@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
 def stock_server(model: Path, folder: Path) -> Server:
     flags = ["--page-size=1", "--max-total-tokens=131072", "--chunked-prefill-size=8192"]
-    return Server(model, folder, flags, env=NO_PLUGINS | STRICT)
+    return Server(model, folder, flags, env=NO_PLUGINS)
 
 
 class Golden:

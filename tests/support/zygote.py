@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import multiprocessing
 import os
@@ -79,7 +80,8 @@ def zygote(env: tuple[tuple[str, str], ...]) -> Zygote:
     return Zygote(dict(env))
 
 
-def _import_sglang() -> None:
+def import_sglang() -> None:
+    """All that a server imports, ready to be forked."""
     import setproctitle
     import sglang.launch_server
     import sglang.srt.entrypoints.http_server
@@ -89,6 +91,8 @@ def _import_sglang() -> None:
 
     assert "sglang_vattn" not in sys.modules
     setproctitle.getproctitle()  # it finds the place of the title by the first environment, which forks replace
+    gc.collect()
+    gc.freeze()  # SGLang collects at each start: a fork need not look through (and so copy) what was here before it
 
 
 def _become_a_server(request: dict[str, Any]) -> None:
@@ -166,5 +170,5 @@ if __name__ == "__main__":
     os.set_inheritable(channel.fileno(), False)
     os.dup2(2, 1)  # whatever is printed while SGLang is imported is no answer
     warnings.simplefilter("ignore")
-    _import_sglang()
+    import_sglang()
     _serve(sys.stdin, channel)
