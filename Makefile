@@ -13,6 +13,9 @@ SHELL := /bin/bash
 # A sub-process that needs ninja, cmake or clang-format finds the pinned ones first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python compiles what is imported and keeps that; pip would compile everything, which is half of an installation.
+export PYTHONDONTWRITEBYTECODE :=
+export PIP_NO_COMPILE := 1
 
 # Stamps are named after what they stand for, so nothing is repeated that is up to date,
 # whatever the files' times say: the requirements and the shim; the sources of the extension
