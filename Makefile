@@ -13,9 +13,8 @@ SHELL := /bin/bash
 # A sub-process that needs ninja, cmake or clang-format finds the pinned ones first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Python compiles what is imported and keeps that; pip would compile everything, which is half of an installation.
+# Python compiles what is imported and keeps that; pip would compile everything (--no-compile), half of an installation.
 export PYTHONDONTWRITEBYTECODE :=
-export PIP_NO_COMPILE := 1
 
 # Stamps are named after what they stand for, so nothing is repeated that is up to date,
 # whatever the files' times say: the requirements and the shim; the sources of the extension
@@ -43,8 +42,8 @@ build: $(BUILD_STAMP) ## and install this project into it (editable)
 
 $(ENV_STAMP): $(ENV_FILES)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -qq -r requirements/cpu.txt -r requirements/dev.txt
-	$(BIN)/pip install -qq --no-deps -r requirements/cpu-nodeps.txt
+	$(BIN)/pip install -qq --no-compile -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/pip install -qq --no-compile --no-deps -r requirements/cpu-nodeps.txt
 	cp tests/support/cpu_shim/* "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	rm -f $(VENV)/.env-*
 	touch $@
