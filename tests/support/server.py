@@ -18,6 +18,7 @@ import sys
 import time
 import urllib.error
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -25,7 +26,7 @@ from typing import IO, Self
 import psutil
 
 from tests.support.client import Client
-from tests.support.zygote import Forked, zygote
+from tests.support.zygote import Forked, Zygote
 
 LAUNCH = ("-m", "sglang.launch_server")
 START_LIMIT_S = 240
@@ -87,6 +88,12 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**inherited, **ours, **extra}
 
 
+@cache
+def zygote() -> Zygote:
+    """The process that servers are forked from, one for all that this process starts."""
+    return Zygote(environment(STRICT))
+
+
 def free_port() -> int:
     """A port below those that the system gives to clients: a server takes a minute to listen, and they come and go."""
     while True:
@@ -131,8 +138,7 @@ class Server(Client):
     def start(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._forked:
-            source = zygote(tuple(environment(STRICT).items()))
-            self._process = source.start(self._arguments, self._env, self._folder, self.log_path)
+            self._process = zygote().start(self._arguments, self._env, self._folder, self.log_path)
         else:
             self._log = self.log_path.open("wb")
             self._process = subprocess.Popen(

@@ -26,7 +26,6 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -72,12 +71,6 @@ class Zygote:
     def start(self, arguments: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> Forked:
         request = {"arguments": list(arguments), "env": dict(env), "folder": str(folder), "log": str(log)}
         return Forked(self, self.ask(start=request))
-
-
-@cache
-def zygote(env: tuple[tuple[str, str], ...]) -> Zygote:
-    """One for each environment in which SGLang is imported."""
-    return Zygote(dict(env))
 
 
 def import_sglang() -> None:
