@@ -198,9 +198,15 @@ def _in_a_fork(run: Run, out: Path) -> dict[str, Any]:
 
 def main() -> None:
     spec, out = Path(sys.argv[1]), Path(sys.argv[2])
-    import_sglang()
+    runs: list[Run] = json.loads(spec.read_text())
+    if all(run["engine"].get("device") == "cpu" for run in runs):
+        import_sglang()
+    else:  # not the models: what they import may use CUDA, and then nothing can be forked any more
+        import sglang.srt.entrypoints.engine
+        import sglang.srt.managers.scheduler  # noqa: F401
+
     results = []
-    for i, run in enumerate(json.loads(spec.read_text())):
+    for i, run in enumerate(runs):
         began = time.monotonic()
         results.append(_in_a_fork(run, out.with_suffix(f".{i}")))
         print(f"engine {i}: {time.monotonic() - began:.1f} s {results[-1].get('error', '')}", flush=True)
