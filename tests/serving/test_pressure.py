@@ -54,9 +54,15 @@ def test_retraction(server: Server, golden: Golden, llama: Path) -> None:
     """Outputs that might end early are admitted in hope; here none does, and the pool runs full."""
     cases = [case for case in golden["growing"] if end_of_text(llama) not in case.output]
     assert len(cases) > 10
-    answers = server.many(jobs(cases), AT_ONCE, ignore_eos=False)
-    assert_same_outputs(cases, answers)
-    assert sum(answer.meta["num_retractions"] for answer in answers) > 0
+    retractions = 0
+    for _ in range(6):  # on a busy machine they may arrive too far apart to fill the pool
+        server.flush()
+        answers = server.many(jobs(cases), AT_ONCE, ignore_eos=False)
+        assert_same_outputs(cases, answers)
+        retractions = sum(answer.meta["num_retractions"] for answer in answers)
+        if retractions > 0:
+            break
+    assert retractions > 0
     assert "KV cache pool is full. Retract requests" in server.log()
 
 
