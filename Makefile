@@ -90,7 +90,7 @@ bench: build ## small forms of all benchmarks, without a GPU; under four minutes
 # Each part is one command of at most nine minutes; what was cut off goes on when it is made again.
 GPU_PYTHON ?= python
 GPU_ARMS := vattn stock_page1 stock_page128 stock_no_hits
-GPU_PARTS := kernels vmm serve first-token $(GPU_ARMS:%=prefix-%) $(GPU_ARMS:%=trace-%)
+GPU_PARTS := kernels vmm serve first-token scrub $(GPU_ARMS:%=prefix-%) $(GPU_ARMS:%=trace-%)
 .PHONY: bench-gpu-quick $(GPU_PARTS:%=bench-gpu-%)
 bench-gpu: $(GPU_PARTS:%=bench-gpu-%) ## everything, on the GPU at hand, in parts (bench-gpu-kernels, ..)
 bench-gpu-quick: ## the GPU part in about nine minutes: every arm's server side by side on one GPU, fewer loads
@@ -105,6 +105,8 @@ bench-gpu-serve:
 	$(GPU_PYTHON) -m benchmarks.serve_ab --out benchmarks/results/h200/serve_ab.json
 bench-gpu-first-token:
 	$(GPU_PYTHON) -m benchmarks.first_token
+bench-gpu-scrub:
+	$(GPU_PYTHON) -m benchmarks.scrub_cost
 $(GPU_ARMS:%=bench-gpu-prefix-%): bench-gpu-prefix-%:
 	timeout 540 $(GPU_PYTHON) -m benchmarks.prefix_hit --device cuda --resume --seconds 420 --arms $*
 $(GPU_ARMS:%=bench-gpu-trace-%): bench-gpu-trace-%:

@@ -63,6 +63,17 @@ def first_token(result: Result) -> Rows:
     return rows
 
 
+def scrub_cost(result: Result) -> Rows:
+    kinds = {"one_8k_ms": "a prompt of 8k tokens, ms", "sixteen_512_ms": "16 of 512 at once, ms"}
+    off = result["rows"][0]
+    rows = [["", *(head for kind in kinds.values() for head in (kind, "of without")), "pages scrubbed"]]
+    for row in result["rows"]:
+        cells = [(within(row[kind], row["spread"][kind], 4), f"{row[kind] / off[kind]:.4f}") for kind in kinds]
+        label = "`--vattn-scrub`" if row["pages_scrubbed"] else "without"
+        rows.append([label, *(cell for pair in cells for cell in pair), f"{row['pages_scrubbed']:,}"])
+    return rows
+
+
 def layouts(result: Result) -> Rows:
     names = list(dict.fromkeys(name for row in result["rows"] for name in row["us"]))
     rows = [["call, us a layer", "by", *names, "bytes at 4.5 TB/s"]]

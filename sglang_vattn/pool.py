@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -84,6 +85,8 @@ class VattnPool(MHATokenToKVPool):
         rows = torch.from_dlpack(self.space.rows())
         slots = (self.num_pages + 1) * self.page_size  # the padding page and the usable ones, not the guard page
         self.home_tokens = home.view(self.geometry.stripes, -1, self.geometry.token_stride)  # (stripes, slots, bytes)
+        word = torch.int32 if self.geometry.token_stride % 4 == 0 else torch.uint8  # a byte at a time is slow
+        self._stripes = home.view(word).view(self.geometry.stripes, len(self.home_tokens[0]), -1).unbind()
         self.k_buffer, self.v_buffer = self._layer_views(home, self.store_dtype, (slots,), (1,))
         self.k_rows, self.v_rows = self._layer_views(
             rows, self.dtype, (self.space.num_rows, self.row_tokens), (self.row_tokens, 1)
@@ -144,15 +147,23 @@ class VattnPool(MHATokenToKVPool):
         self._zeroes.append((page, 0))
 
     def flush(self) -> None:
-        """Issue the queued zeroing and copies on the current stream; each is contiguous within a stripe."""
-        size = self.page_size
-        for page, first in self._zeroes:
-            self.home_tokens[:, page * size + first : (page + 1) * size].zero_()
-        for source, target, tokens in self._copies:
-            self.home_tokens[:, target * size : target * size + tokens].copy_(
-                self.home_tokens[:, source * size : source * size + tokens], non_blocking=True
-            )
+        """Issue the queued zeroing, then the copies, on the current stream: a launch each, whatever their number.
+
+        Each is contiguous within a stripe. No copy reads what another writes: sources are pages of the prefix tree,
+        targets are not in it yet.
+        """
+        if self._zeroes:
+            torch._foreach_zero_(self._slices((page, first, self.page_size) for page, first in self._zeroes))
+        if self._copies:
+            targets = self._slices((target, 0, tokens) for _, target, tokens in self._copies)
+            sources = self._slices((source, 0, tokens) for source, _, tokens in self._copies)
+            torch._foreach_copy_(targets, sources, non_blocking=True)
         self.drop_queued()
+
+    def _slices(self, spans: Iterable[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """Tokens [first, end) of a page, for each (page, first, end): a dense view a stripe."""
+        bounds = [(page * self.page_size + first, page * self.page_size + end) for page, first, end in spans]
+        return [stripe[start:end] for start, end in bounds for stripe in self._stripes]
 
     def poison(self, pages: list[int]) -> None:
         """Fill pages with NaN (all bits set). For tests (``VATTN_TEST_POISON``): nobody may read free pages."""

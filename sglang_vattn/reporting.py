@@ -36,6 +36,7 @@ def facts(allocator: VattnAllocator) -> dict[str, int]:
         "aliased_bytes": stats["mappings"] * page_bytes,
         "aliased_tokens": allocator.pages_aliased * allocator.page_size,
         "copied_tokens": allocator.tokens_copied,
+        "pages_scrubbed": allocator.scrub.pages_scrubbed,
         "tokens_saved": reading.counters["pages_saved"] * allocator.page_size,
         "cached_tokens": tree.tree.num_tokens if tree is not None else 0,
         "tree_nodes": tree.tree.num_nodes if tree is not None else 0,

@@ -90,6 +90,7 @@ METRICS = (
     ),
     Metric("mapped_pages", "counter", "Pages mapped into rows.", "", {"": "pages_mapped"}),
     Metric("unmapped_pages", "counter", "Pages unmapped from rows.", "", {"": "pages_unmapped"}),
+    Metric("scrubbed_pages", "counter", "Pages zeroed for --vattn-scrub.", "", {"": "pages_scrubbed"}),
     Metric("driver_errors", "counter", "Driver calls that failed.", "", {"": "errors"}),
     Metric("row_waits", "counter", "Waits for a row to be mapped.", "", {"": "waits"}),
     Metric("row_wait_seconds", "counter", "Time in those waits.", "", {"": "wait_ns"}, 1e-9),

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("sglang")
 
-from benchmarks import arms, kernels_host, loads, plots, prefix_hit, quick, tree, vmm
+from benchmarks import arms, beside, kernels_host, loads, plots, prefix_hit, quick, tree, vmm
 from benchmarks.table_rows import first_token as first_token_table
 from benchmarks.table_rows import kernels_host as kernel_table
+from benchmarks.table_rows import scrub_cost as scrub_cost_table
 from tests.support.tiny_model import tiny_model
 
 
@@ -127,6 +129,35 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
     ]
     paths = plots.draw(rows, "zipf", "a title", tmp_path)
     assert [path.suffix for path in paths] == [".png", ".svg"] and all(path.stat().st_size for path in paths)
+
+
+def test_engines_side_by_side_begin_in_turns() -> None:
+    """Each is given each order in each round; the first round, which compiles, is not kept."""
+    asked: list[tuple[str, str]] = []
+
+    class Stand:
+        def __init__(self, name: str) -> None:
+            self.name, self.seconds = name, dict[str, list[float]]()
+
+        def ask(self, order: str) -> float:
+            asked.append((self.name, order))
+            return float(len(asked))
+
+    pair = [Stand("a"), Stand("b")]
+    beside.in_turns(cast(Any, pair), {"burst": "64", "lone": "1"}, times={"lone": 2}, rounds=2)
+    one = ["64", "1", "1"]
+    rounds = [("a", "b"), ("b", "a"), ("a", "b")]
+    assert asked == [(name, order) for names in rounds for name in names for order in one]
+    assert pair[0].seconds == {"burst": [10, 13], "lone": [11, 12, 14, 15]}
+
+
+def test_scrubbing_is_compared_with_the_same_without() -> None:
+    def row(arm: str, ms: float, pages: int) -> dict[str, object]:
+        spread = {"one_8k_ms": 0.1, "sixteen_512_ms": 0.2}
+        return {"arm": arm, "one_8k_ms": ms, "sixteen_512_ms": 2 * ms, "pages_scrubbed": pages, "spread": spread}
+
+    table = scrub_cost_table({"rows": [row("vattn", 200, 0), row("vattn_scrub", 201, 1024)]})
+    assert table[-1] == ["`--vattn-scrub`", "201 (10%)", "1.0050", "402 (20%)", "1.0050", "1,024"]
 
 
 def test_first_tokens_are_compared_with_the_better_of_stock() -> None:

@@ -18,6 +18,7 @@ from sglang_vattn.observe.observer import Observer
 from sglang_vattn.reading import Reading
 from sglang_vattn.request_pages import RequestPages
 from sglang_vattn.rows import RowTable
+from sglang_vattn.scrub import Scrub
 
 PAGES, REQUESTS, SIZE = 7000, 256, 128
 SHARED, OWN = 500, 12
@@ -43,6 +44,7 @@ def observer() -> Iterator[Observer]:
     space = _core.AddressSpace(_core.HostDriver(), PAGES, 4096, REQUESTS + 2, SHARED + OWN + 2)
     pool = SimpleNamespace(
         **{"space": space, "device": "cpu", "read_ahead": 1, "page_size": SIZE, "row_tokens": SIZE * 514},
+        num_pages=PAGES,
         geometry=SimpleNamespace(page_bytes=4096, token_bytes=32),
     )
     allocator = VattnAllocator.__new__(VattnAllocator)
@@ -55,7 +57,8 @@ def observer() -> Iterator[Observer]:
     pages.release(prefix)
     allocator.__dict__.update(
         pages=pages, requests={}, admitted={}, rows=rows, _kvcache=pool, page_size=SIZE, hit_tokens=0, pages_aliased=0,
-        tokens_copied=0, tree_cache=SimpleNamespace(tree=tree, evicted_pages=0),
+        tokens_copied=0, scrub=Scrub(cast(Any, pool), enabled=False),
+        tree_cache=SimpleNamespace(tree=tree, evicted_pages=0),
         reading=Reading("auto", rows, page_size=128, page_bytes_per_layer=1024, share=True),
     )  # fmt: skip
     running = []

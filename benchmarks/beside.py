@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines side by side on one GPU, each in a process of its own, that are asked in turns.
+
+A processor of a rented machine has faster and slower minutes, and a lone request is bound by the processor: one arm
+after the other, as `serve_ab.py` measures, tells 2 % from nothing only by luck.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arms import BESIDE_OTHERS
+from benchmarks.common import Row, median, progress, quartile_spread
+from benchmarks.serve_ab import Arm
+
+# Made once with the arm whose engine is up; then called for each order, and says how many seconds it took.
+Session = Callable[[Arm], Callable[[Any], float]]
+
+
+def serve(orders: Any, session: Session, name: str, model: str, log: str) -> None:
+    """An arm's process: the session's seconds for each order, and its counters; None ends it."""
+    with open(log, "w") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    arm = Arm(name, model, 1, BESIDE_OTHERS)
+    measure = session(arm)
+    orders.send("ready")
+    while (order := orders.recv()) is not None:
+        orders.send(arm.counters() if order == "counters" else measure(order))
+    arm.engine.shutdown()
+
+
+class Engine:
+    """The benchmark's side of an arm's process."""
+
+    def __init__(self, session: Session, name: str, model: Path, log: Path) -> None:
+        self.name, self.log = name, log
+        self.seconds: dict[str, list[float]] = {}
+        spawn = multiprocessing.get_context("spawn")
+        self._orders, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=serve, args=(theirs, session, name, str(model), str(log)))
+        self._process.start()
+        theirs.close()
+
+    def ask(self, order: Any) -> Any:
+        """Seconds that the order took."""
+        with suppress(BrokenPipeError):  # it is gone: receive() says why
+            self._orders.send(order)
+        return self.receive()
+
+    def counters(self) -> dict[str, int]:
+        return dict(self.ask("counters"))
+
+    def receive(self) -> Any:
+        """The next that the process says; RuntimeError with the end of its log if it is gone."""
+        try:
+            return self._orders.recv()
+        except EOFError as error:
+            raise RuntimeError(f"{self.name} ended:\n{self.log.read_text()[-3000:]}") from error
+
+    def close(self) -> None:
+        if self._process.is_alive():
+            self._orders.send(None)
+        self._process.join(30)
+        self._process.kill()
+
+    def row(self) -> Row:
+        """Medians in ms by kind, their quartile spreads, and every measurement in seconds."""
+        return {
+            "arm": self.name,
+            **{f"{kind}_ms": median(values) * 1e3 for kind, values in self.seconds.items()},
+            "spread": {f"{kind}_ms": quartile_spread(values) for kind, values in self.seconds.items()},
+            "raw": self.seconds,
+        }
+
+
+@contextmanager
+def engines(session: Session, arms: Sequence[str], model: Path, logs: Path) -> Iterator[list[Engine]]:
+    """An engine an arm, all started at the same time and ready."""
+    with ExitStack() as stack:
+        started = []
+        for name in arms:
+            started.append(Engine(session, name, model, logs / f"{name}.log"))
+            stack.callback(started[-1].close)
+        for engine in started:
+            engine.receive()  # it is ready
+        yield started
+
+
+def in_turns(arms: Sequence[Engine], orders: Mapping[str, Any], *, times: Mapping[str, int], rounds: int) -> None:
+    """Each engine is given each order so many times a round. Which begins changes; the first round is not kept."""
+    for number in progress(range(rounds + 1), "rounds"):
+        begin = number % len(arms)
+        for engine in [*arms[begin:], *arms[:begin]]:
+            for kind, order in orders.items():
+                for _ in range(times.get(kind, 1)):
+                    seconds = engine.ask(order)
+                    if number > 0:  # the first compiles
+                        engine.seconds.setdefault(kind, []).append(seconds)
