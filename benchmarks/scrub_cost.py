@@ -25,7 +25,7 @@ ARMS = ("vattn", "vattn_scrub")
 
 
 class Prompts(NamedTuple):
-    count: int
+    number: int
     tokens: int
 
 
@@ -41,8 +41,8 @@ class NewTenants:
             self(KINDS["one_8k"])
 
     def __call__(self, order: Prompts) -> float:
-        salts = [f"tenant {self.tenants + number}" for number in range(order.count)]
-        self.tenants += order.count
+        salts = [f"tenant {self.tenants + each}" for each in range(order.number)]
+        self.tenants += order.number
         prompts = [self.arm.tokens(order.tokens) for _ in salts]
         start = time.perf_counter()
         answers = self.arm.engine.generate(
