@@ -92,14 +92,16 @@ def result_file(out: Path, module: str, device: str) -> ResultFile:
     return ResultFile(out, module, ["arm", "start_s", "seconds", "speed"], device=device, resume=True)
 
 
-def replay(args: argparse.Namespace, requests: Sequence[TraceRequest], results: ResultFile) -> None:
-    """Send the window to ``args.url``; what has come back is kept when the run is stopped."""
+def replay(args: argparse.Namespace, requests: Sequence[TraceRequest], results: ResultFile) -> bool:
+    """Send the window to ``args.url``. False if the run was stopped; what has come back is kept."""
     chosen, skipped = window(args, requests)
     sent: list[Sent] = []
+    whole = True
     began = time.perf_counter()
     try:
         asyncio.run(_all(args, chosen, sent))
     except KeyboardInterrupt:
+        whole = False
         print(f"stopped after {len(sent)} of {len(chosen)} requests")
     row = summary(args, sent, skipped, time.perf_counter() - began)
     results.add(row)
@@ -107,6 +109,7 @@ def replay(args: argparse.Namespace, requests: Sequence[TraceRequest], results: 
         f"{row['arm']}: {row['answered']} of {row['requests']} answered, hits {row['hit_rate']:.4f}, "
         f"TTFT {row['ttft_ms']:.1f} ms, step {row['decode_step_ms']:.2f} ms, {row['tokens_per_s']:.0f} tok/s"
     )
+    return whole
 
 
 def summary(args: argparse.Namespace, sent: Sequence[Sent], skipped: int, seconds: float) -> Row:

@@ -3,9 +3,9 @@
 
     python -m benchmarks.quick --device cuda --seconds 200
 
-The servers start at the same time, with a smaller pool each, and are measured in turns, the others idle. The trace
-comes first, then the loads, round by round, as many as begin within ``--seconds``. Rows have the form of `prefix_hit`
-and `trace_replay`, which measure one server at a time, with the whole memory, and take an hour.
+The servers start at the same time, with a smaller pool each, and are measured in turns, the others idle. The loads come
+first, round by round, as many as begin within ``--seconds``; then the trace, on one server after the other. Rows have
+the form of `prefix_hit` and `trace_replay`, which take an hour: one server at a time, with all memory.
 """
 
 from __future__ import annotations
@@ -63,11 +63,6 @@ def main() -> None:
         for client in clients.values():  # what is compiled at its first use; not kept
             warm = BASE[args.device]._replace(members=2, output=16)
             prefix_hit.measure(client, model, warm, 99, Path(scratch))
-        if args.trace.exists():
-            results = result_file(out / "trace_live.json", "quick", args.device)
-            for name, client in clients.items():
-                client.flush()
-                replay(_window(args, name, client.base), read_trace(args.trace), results)
         results = ResultFile(out / "prefix_hit.json", "quick", ["arm", "sweep", "value"], device=args.device)
         raw: dict[tuple[str, str, Any], list[dict[str, Any]]] = {}
         began = time.monotonic()
@@ -80,6 +75,13 @@ def main() -> None:
                     rounds.append(prefix_hit.measure(client, model, load, 1 + number, Path(scratch)))
                     results.add(row := prefix_hit.row_of(name, sweep, value, load, rounds))
                     print(prefix_hit.format_row(row), flush=True)
+        if args.trace.exists():
+            results = result_file(out / "trace_live.json", "quick", args.device)
+            requests = read_trace(args.trace)
+            for name, client in clients.items():
+                client.flush()
+                if not replay(_window(args, name, client.base), requests, results):
+                    break
 
 
 def _window(args: argparse.Namespace, name: str, url: str) -> argparse.Namespace:

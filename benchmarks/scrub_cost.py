@@ -21,7 +21,7 @@ from benchmarks.beside import engines, in_turns
 from benchmarks.common import RESULTS, ResultFile
 from benchmarks.serve_ab import Arm, write_model
 
-ARMS = ("vattn", "vattn_scrub")
+ARMS = ("vattn_scrub_off", "vattn")  # the second is compared with the first
 
 
 class Prompts(NamedTuple):

@@ -50,7 +50,7 @@ ARMS: dict[str, dict[str, Any]] = {
     # Not in the table: what each way of reading costs by itself.
     "vattn_rows": {"kv_backend": "vattn", "vattn_shared_decode": "off"},
     "vattn_pages": {"kv_backend": "vattn", "vattn_shared_decode": "off", "vattn_read": "pages"},
-    "vattn_scrub": {"kv_backend": "vattn", "vattn_scrub": True},
+    "vattn_scrub_off": {"kv_backend": "vattn", "vattn_scrub": "off"},
 }
 RANKS_AGREE_ON = (
     *("num_pages", "free", "private", "evictable", "protected", "hit_tokens", "aliased_tokens", "copied_tokens"),

@@ -71,13 +71,14 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
     ),
     "vattn_scrub": (
         A[
-            bool,
+            str,
             Arg(
                 help="Zero a page of the vattn KV cache when it passes from one tenant (extra key, LoRA id, cache "
-                "salt) to another, before the new one's forward."
+                "salt) to another, before the new one's forward.",
+                choices=["on", "off"],
             ),
         ],
-        False,
+        "on",
     ),
     "vattn_page": (
         A[

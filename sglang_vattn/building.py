@@ -64,7 +64,7 @@ def build_allocator(original: Callable[..., Any], self: Any, **kw: Any) -> Any:
         request_slots=kw["req_to_token_pool"].req_to_token.shape[0],
         read_mode=config().vattn_read,
         share_prefixes=config().vattn_shared_decode != "off",
-        scrub=config().vattn_scrub,
+        scrub=config().vattn_scrub == "on",
     )
     allocator.reading.ranks = ranks.tensor_parallel(allocator)
     return allocator

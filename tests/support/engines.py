@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many small engines, one after the other, in processes forked from one that has imported SGLang.
+"""Many small engines, one after the other: on the CPU in processes forked from one that has imported SGLang.
 
     python -m tests.support.engines SPEC.json OUT.json
 
 A server of its own takes half a minute to start, nearly all of it imports. Here a model takes a few seconds, so every
-family of models can be compared, with the flag and without. SPEC is a list of :class:`Run`, OUT a list of results::
+family of models can be compared, with the flag and without. On a GPU each is a process of its own. SPEC is a list of
+:class:`Run`, OUT a list of results::
 
     {"outputs": [[token, ..], ..], "cached": [n, ..], "together": [[token, ..], ..], "vattn": {..}, "after_flush": {..}}
 
@@ -151,12 +152,11 @@ def _counters(engine: Any) -> dict[str, Any]:
     return found
 
 
-def _fork_where_possible() -> None:
-    """SGLang spawns its processes, for CUDA's sake. Fork them, unless CUDA is in use by now."""
-    import torch
+def _fork() -> None:
+    """SGLang spawns its processes, for CUDA's sake. Here there is none."""
 
     def popen(process: Any) -> Any:
-        context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
+        context: Any = multiprocessing.get_context("fork")
         return context.Process._Popen(process)
 
     standard: Any = multiprocessing.context
@@ -170,7 +170,7 @@ def _in_a_fork(run: Run, out: Path) -> dict[str, Any]:
         os.setsid()  # so that what it starts can be ended with it
         code = 1
         try:
-            _fork_where_possible()
+            _fork()
             if run["engine"].get("lora_paths"):
                 _unpin()
             out.write_text(json.dumps(_serve(run)))
@@ -190,27 +190,48 @@ def _in_a_fork(run: Run, out: Path) -> dict[str, Any]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # nothing of it is left
-    if ended[1]:
-        return {"error": f"ended with {os.waitstatus_to_exitcode(ended[1])}"}
+    return _result(os.waitstatus_to_exitcode(ended[1]), out)
+
+
+def _in_a_process(run: Run, out: Path) -> dict[str, Any]:
+    """On a GPU: while SGLang is imported it asks the driver for the device's name, and a fork cannot use CUDA then."""
+    spec = out.with_name(f"{out.name}.spec")
+    spec.write_text(json.dumps(run))
+    command = [sys.executable, "-m", "tests.support.engines", "--one", str(spec), str(out)]
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        code = process.wait(RUN_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return {"error": f"more than {RUN_LIMIT_S} s"}
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return _result(code, out)
+
+
+def _result(code: int, out: Path) -> dict[str, Any]:
+    if code:
+        return {"error": f"ended with {code}"}
     result: dict[str, Any] = json.loads(out.read_text())
     return result
 
 
 def main() -> None:
-    spec, out = Path(sys.argv[1]), Path(sys.argv[2])
-    runs: list[Run] = json.loads(spec.read_text())
+    *one, spec, out = sys.argv[1:]
+    runs = json.loads(Path(spec).read_text())
+    if one:
+        Path(out).write_text(json.dumps(_serve(runs)))
+        return
+    start = _in_a_process
     if all(run["engine"].get("device") == "cpu" for run in runs):
         import_sglang()
-    else:  # not the models: what they import may use CUDA, and then nothing can be forked any more
-        import sglang.srt.entrypoints.engine
-        import sglang.srt.managers.scheduler  # noqa: F401
-
+        start = _in_a_fork
     results = []
     for i, run in enumerate(runs):
         began = time.monotonic()
-        results.append(_in_a_fork(run, out.with_suffix(f".{i}")))
+        results.append(start(run, Path(out).with_suffix(f".{i}")))
         print(f"engine {i}: {time.monotonic() - began:.1f} s {results[-1].get('error', '')}", flush=True)
-    out.write_text(json.dumps(results))
+    Path(out).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
