@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.common import quartile_spread
+from benchmarks.steady import lost_to_mapping
+
 Result = dict[str, Any]
 Rows = list[list[str]]
 
@@ -26,8 +29,9 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
-def within(value: float, spread: float, digits: int = 3) -> str:
-    return f"{number(value, digits)} ({spread:.0%})"
+def within(value: float, spread: float | None, digits: int = 3) -> str:
+    """With its spread, or without one where it was measured once."""
+    return number(value, digits) + (f" ({spread:.0%})" if spread is not None else "")
 
 
 def _arms(result: Result, names: dict[str, str]) -> Rows:
@@ -60,6 +64,26 @@ def first_token(result: Result) -> Rows:
     for row in result["rows"]:
         cells = [(within(row[kind], row["spread"][kind]), f"{row[kind] / best[kind]:.3f}") for kind in kinds]
         rows.append([row["arm"].replace("_", " "), *(cell for pair in cells for cell in pair)])
+    return rows
+
+
+def steady(result: Result) -> Rows:
+    """Times are medians over the requests, with the quartiles of those as spread."""
+    rows = [["arm", "output tok/s", "decode step, ms", "TTFT, ms", "batches by rows", "map calls a request",
+             "unmap calls", "of these while requests ran", "GPU time lost to mapping"]]  # fmt: skip
+    for row in result["rows"]:
+        spreads = [quartile_spread([each[name] for each in row["raw"]]) for name in ("step_s", "ttft_s")]
+        cells = [number(row["out_tok_s"], 4), within(row["decode_step_ms"], spreads[0]), within(row["ttft_ms"], spreads[1])]
+        if counters := row["counters"]:
+            by_rows = counters["batches_rows"] + counters["batches_shared"]
+            cells += [
+                f"{by_rows / (by_rows + counters['batches_pages']):.1%}",
+                f"{counters['map_calls'] / row['requests']:.1f}", str(counters["unmap_calls"]),
+                str(counters["unmap_calls_running"]), f"{lost_to_mapping(row):.2%}",
+            ]  # fmt: skip
+        else:
+            cells += [""] * 5
+        rows.append([row["arm"].replace("_", " "), *cells])
     return rows
 
 
@@ -191,8 +215,7 @@ def vmm(result: Result) -> Rows:
                     name.replace("_per_s", "/s").replace("us_per_page", "us a page").replace("us_per_call", "us a call")
                 )
                 text = unit.replace("_", " ")
-                spread = row["spread"].get(name)
-                shown.append(f"{text} {number(value)}" if spread is None else f"{text} {within(value, spread)}")
+                shown.append(f"{text} {within(value, row['spread'].get(name))}")
         rows.append([row["part"], row["case"], ", ".join(shown)])
     return rows
 
@@ -202,11 +225,11 @@ def prefix_hit(result: Result) -> Rows:
              "tokens held", "map calls", "unmap calls"]]  # fmt: skip
     order = list(dict.fromkeys((row["sweep"], str(row["value"])) for row in result["rows"]))
     for row in sorted(result["rows"], key=lambda row: order.index((row["sweep"], str(row["value"])))):
-        spread = row["spread"]
-        timed = [within(row[name], spread[name]) for name in ("cold_ttft_ms", "ttft_ms", "decode_step_ms")]
+        spread = row["spread"] if len(row["raw"]) > 1 else {}
+        timed = [within(row[name], spread.get(name)) for name in ("cold_ttft_ms", "ttft_ms", "decode_step_ms")]
         rows.append([
             row["sweep"], "uniform" if row["value"] is None else str(row["value"]), row["arm"].replace("_", " "),
-            *timed, within(row["tokens_per_s"], spread["tokens_per_s"], 4), f"{row['hit_share']:.3f}",
+            *timed, within(row["tokens_per_s"], spread.get("tokens_per_s"), 4), f"{row['hit_share']:.3f}",
             f"{row['most_tokens_used']:,.0f}", f"{row['map_calls']:,.0f}", f"{row['unmap_calls']:,.0f}",
         ])  # fmt: skip
     return rows

@@ -31,6 +31,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], Sequence[Sequence[str]]], str]] 
     "serve-ab": ("h200/serve_ab.json", table_rows.serve_ab, "python -m benchmarks.serve_ab"),
     "serve-ab-x2": ("h200x2/serve_ab.json", table_rows.serve_ab, "python -m benchmarks.serve_ab --tp-size 2"),
     "first-token": ("h200/first_token.json", table_rows.first_token, "python -m benchmarks.first_token"),
+    "steady": ("h200/steady.json", table_rows.steady, "python -m benchmarks.steady"),
     "scrub": ("h200/scrub_cost.json", table_rows.scrub_cost, "python -m benchmarks.scrub_cost"),
     "observe-cpu": ("cpu/observe_cost.json", table_rows.observe_cost, "python -m benchmarks.observe_cost"),
     "observe-gpu": (

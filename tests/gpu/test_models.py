@@ -57,7 +57,7 @@ class Group(NamedTuple):
 
 FA3, ROWS = {"attention_backend": "fa3"}, {"rows": {"vattn_read": "rows"}}
 E4M3, E5M2 = {"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8_e5m2"}
-PAGE128, TRITON = {"page_size": 128}, {"attention_backend": "triton"}
+PAGE128, TRITON, FLASHINFER = {"page_size": 128}, {"attention_backend": "triton"}, {"attention_backend": "flashinfer"}
 KERNELS = {
     # Beside Triton, so that what the kernel does not read is told apart.
     name: {"attention_backend": "triton", "vattn_read": "rows", "vattn_kernel": name}
@@ -65,13 +65,15 @@ KERNELS = {
     for name in ("fa3", "fa2", "fa4", "flashinfer", "sdpa", "torch")
 }
 GROUPS = {
-    "kernels": Group("llama", FA3, (PAGE128, TRITON), KERNELS),
+    "kernels": Group("llama", FA3, (PAGE128, TRITON, FLASHINFER), KERNELS),
     **{family: Group(family, FA3, (PAGE128, TRITON), ROWS) for family in GEOMETRIES},
-    "lora": Group("llama", FA3 | {"lora_backend": "triton"}, (PAGE128,), ROWS, (None, *LORA_NAMES)),
+    "lora": Group("llama", FA3 | {"lora_backend": "triton"}, (PAGE128, TRITON), ROWS, (None, *LORA_NAMES)),
     "fp8-e4m3": Group("llama", FA3 | E4M3, (PAGE128, TRITON), ROWS),
     "fp8-e4m3-256": Group("gemma", FA3 | E4M3, (PAGE128, TRITON), ROWS),
     "fp8-e5m2": Group("llama", E5M2 | TRITON, ({"disable_radix_cache": True},), {"pages": {}}),
 }
+SAME_END = list(range(2, 42))  # of the last two prompts, which begin differently
+LEAST_KL = 0.1  # between them: else what the model says hardly depends on what it has in its cache
 CHOSEN = os.environ.get("VATTN_GPU_GROUPS", ",".join(GROUPS)).split(",")
 
 
@@ -86,6 +88,7 @@ def requests(adapters: Sequence[str | None]) -> list[Request]:
     for document in (tokens(1200), tokens(900)):
         for cut in (len(document), 127, 128, 129, 300, 511, 512, 513, 700, 850):
             found += [(document[:cut] + tokens(rng.randrange(1, 60)), 16) for _ in range(2)]
+    found += [(tokens(70) + SAME_END, 16) for _ in range(2)]
     return [Request(ids, new, None, adapter) for ids, new in found for adapter in adapters]
 
 
@@ -142,11 +145,14 @@ def test_within_the_noise_of_stock(results: tuple[dict[str, dict[str, Any]], Pat
         print(f"\nrefused: {reason}")
         assert "pip install" in reason or name == "torch"
         return
+    adapters = len(GROUPS[group].adapters)
     others = [f"noise{i}" for i in range(len(GROUPS[group].noise))]
     for engine in ("stock", *others, name):
         assert "error" not in found[group][engine], f"{engine}: {found[group][engine]}; its log is above"
     answers = {engine: np.load(scratch / f"{group}-{engine}.npz") for engine in ("stock", *others, name)}
     count = len(requests(GROUPS[group].adapters))
+    last, before = answers["stock"][f"logprobs_{count - 1}"][0], answers["stock"][f"logprobs_{count - 1 - adapters}"][0]
+    assert (np.exp(last) * (last - before)).sum() > LEAST_KL, "a model that ignores its context shows nothing"
     noise = [summary(divergences(answers["stock"], answers[other], count)) for other in others]
     off = summary(divergences(answers["stock"], answers[name], count))
     counters = found[group][name]["vattn"]

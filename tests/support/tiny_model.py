@@ -12,6 +12,7 @@ for a GPU, in bfloat16, with few layers and a small vocabulary.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -70,7 +71,8 @@ FAMILIES = {
     ),
     "gemma2": Family(  # every other layer sees a window; SGLang's soft cap of logits is a Triton kernel, so none here
         "Gemma2",
-        {"head_dim": 64, "sliding_window": 64, "hidden_act": "gelu_pytorch_tanh", "final_logit_softcapping": None},
+        {"head_dim": 64, "sliding_window": 64, "hidden_act": "gelu_pytorch_tanh", "final_logit_softcapping": None}
+        | {"tie_word_embeddings": True},
     ),
 }
 _QWEN3_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 256}
@@ -82,11 +84,25 @@ GEOMETRIES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "mistral": (32, 8, 128, {}),  # Mistral-7B
     "gemma": (8, 1, 256, {}),  # Gemma-2B
     "gemma2": (16, 8, 256, {"sliding_window": 256, "final_logit_softcapping": 30.0}),  # Gemma-2-9B
-    "mixtral": (32, 8, 128, {"num_local_experts": 8}),  # Mixtral-8x7B
+    "mixtral": (32, 8, 128, {"num_local_experts": 8, "hidden_size": 32 * 128}),  # Mixtral-8x7B
     "qwen3_moe": (32, 4, 128, _QWEN3_EXPERTS),  # Qwen3-30B-A3B
 }
 LORA_NAMES = ("lora-a", "lora-b")  # adapters in the tiny Llama's folder
 LORA_RANK = 4
+
+
+def _listen(model: Any, family: str) -> None:
+    """Make what a Gemma-2 says depend on its context: with weights as they come it repeats the last token.
+
+    SGLang multiplies by the embedding once more to get logits, and Gemma-2 norms what each layer adds: beside that the
+    token's own embedding weighs too much. A smaller embedding, and logits brought back to their size by the last norm.
+    """
+    import torch
+
+    if family == "gemma2":
+        with torch.no_grad():
+            model.model.embed_tokens.weight.mul_(0.1)
+            model.model.norm.weight.fill_(9.0)  # Gemma adds 1
 
 
 def write_tiny_model(folder: Path, family: str = "llama") -> None:
@@ -113,6 +129,7 @@ def write_tiny_model(folder: Path, family: str = "llama") -> None:
     }
     config = getattr(transformers, f"{name}Config")(**shape | own)
     model: Any = getattr(transformers, f"{name}ForCausalLM")(config)
+    _listen(model, family)
     model.to(torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -145,6 +162,7 @@ def write_model_of_geometry(folder: Path, family: str) -> None:
     }
     config = getattr(transformers, f"{name}Config")(**shape)
     model: Any = getattr(transformers, f"{name}ForCausalLM")(config)
+    _listen(model, family)
     model.to(torch.bfloat16).save_pretrained(folder)
 
 
@@ -192,9 +210,10 @@ def tiny_model(cache: Path, family: str = "llama") -> Path:
 
     The sub-process keeps torch (0.5 GB) out of the caller, which only talks HTTP.
     """
-    folder = cache / f"tiny-{family}"
+    version = hashlib.sha1(Path(__file__).read_bytes()).hexdigest()[:8]
+    folder = cache / f"tiny-{family}-{version}"
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"tiny-{family}.lock").open("w") as lock:
+    with (cache / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs in one checkout write it once
         if not folder.exists():
             unfinished = folder.with_suffix(".unfinished")
