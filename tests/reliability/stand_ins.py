@@ -32,7 +32,7 @@ class Shape(NamedTuple):
     read: str = "auto"
     read_ahead: int = 1
     max_mappings: int = 0
-    scrub: bool = False
+    scrub: bool = True
 
 
 class Run:

@@ -50,7 +50,7 @@ SHAPES = (
     Shape(page_size=2, pages=30, slots=4, policy="lfu"),
     Shape(page_size=3, pages=16, read_ahead=7, policy="slru"),
     Shape(page_size=4, pages=24, slots=9, read_ahead=9),
-    Shape(page_size=4, pages=18, read_ahead=5, scrub=True),
+    Shape(page_size=4, pages=18, read_ahead=5, scrub=False),
     Shape(page_size=4, pages=14, rows=2, policy="priority"),
     Shape(page_size=4, pages=20, max_mappings=6),
     Shape(page_size=8, pages=8, read="rows", read_ahead=3),

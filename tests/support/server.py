@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ STRICT = {
 FORKABLE = {*STRICT, "SGLANG_PLUGINS", "SGLANG_CPU_OMP_THREADS_BIND"} | {
     f"SGLANG_REQ_{limit}_TIMEOUT" for limit in ("WAITING", "RUNNING")
 }
+_FIRST = threading.Lock()
 # No plugin is loaded, ours neither: SGLang as it comes from its wheel.
 NO_PLUGINS = {"SGLANG_PLUGINS": "none"}
 
@@ -89,9 +91,14 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
-def zygote() -> Zygote:
-    """The process that servers are forked from, one for all that this process starts."""
+def _zygote() -> Zygote:
     return Zygote(environment(STRICT))
+
+
+def zygote() -> Zygote:
+    """The process that servers are forked from, one for all that this process starts, in any thread."""
+    with _FIRST:
+        return _zygote()
 
 
 def free_port() -> int:

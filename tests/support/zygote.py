@@ -23,6 +23,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -61,12 +62,15 @@ class Zygote:
         self._process = subprocess.Popen(
             program, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
+        self._one_at_a_time = threading.Lock()
 
     def ask(self, **request: Any) -> Any:
+        """The answer to a request; any thread may ask."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        with self._one_at_a_time:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
 
     def start(self, arguments: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> Forked:
         request = {"arguments": list(arguments), "env": dict(env), "folder": str(folder), "log": str(log)}
