@@ -3,13 +3,14 @@
 
     python -m benchmarks.observe_cost                   requests a second, on the host
     python -m benchmarks.observe_cost --device cuda     the decode step, Llama-3-8B geometry with dummy weights
+    python -m benchmarks.observe_cost --stock           what SGLang's own metrics cost without this plugin
 
 Both servers run at once and take turns, so what disturbs the machine disturbs both alike; the one that is not measured
 sleeps. `on` has `--enable-metrics --vattn-page`; meanwhile a viewer asks for `/vattn/state` once a second, as the page
-does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count as ours. A round is
-a burst of requests on each; the figure is the median over the rounds of on / off, with the quartiles as its spread.
-On a busy host the clock says little of 1 %, so the scheduler's processor time is taken too: it is what bounds the
-requests a second there.
+does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count as ours; `--stock`
+tells them apart. A round is a burst of requests on each; the figure is the median over the rounds of on / off, with the
+quartiles as its spread. On a busy host the clock says little of 1 %, so the scheduler's processor time is taken too: it
+is what bounds the requests a second there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -31,10 +32,13 @@ import psutil
 from benchmarks.arms import GpuServer, counters, model_for
 from benchmarks.common import RESULTS, ResultFile, Row, median
 from tests.support.client import Client
-from tests.support.server import Server
+from tests.support.server import NO_PLUGINS, Server
 
-ON = ("--enable-metrics", "--vattn-page")
-FLAGS = {"off": (), "on": ON}
+SERVERS = {
+    "vattn": (("--kv-backend=vattn",), ("--enable-metrics", "--vattn-page"), {}),
+    "stock": ((), ("--enable-metrics",), NO_PLUGINS),
+}  # name -> flags of both, flags of `on`, environment
+LOOKS_S = {"vattn": {"/vattn/state": 1.0, "/metrics": 5.0}, "stock": {"/metrics": 5.0}}
 FIGURES = ("requests_per_s", "decode_step_ms", "processor_ms_per_request")
 
 
@@ -56,33 +60,41 @@ LOADS = {
 }
 
 
-def server(name: str, device: str, folder: Path) -> Server:
-    flags = ["--kv-backend=vattn", *LOADS[device].flags, *FLAGS[name]]
-    if device == "cuda":
-        return GpuServer(model_for(device), folder / name, flags, {})
-    return Server(model_for(device), folder / name, flags, {})
+def server(kind: str, name: str, device: str, folder: Path) -> Server:
+    both, on, env = SERVERS[kind]
+    flags = [*both, *LOADS[device].flags, *(on if name == "on" else ())]
+    return (GpuServer if device == "cuda" else Server)(model_for(device), folder / name, flags, env)
 
 
-@contextmanager
-def watched(client: Client) -> Iterator[None]:
-    """Somebody looks at the page, and Prometheus scrapes."""
-    over = threading.Event()
+class Watcher:
+    """Somebody looks at the page, and Prometheus scrapes: each at its interval, of the time that is watched."""
 
-    def look() -> None:
-        for second in range(10**6):
-            client.text("/vattn/state")
-            if second % 5 == 0:
-                client.text("/metrics")
-            if over.wait(1.0):
-                return
+    def __init__(self, client: Client, looks_s: Mapping[str, float]) -> None:
+        self.client, self.looks_s = client, looks_s
+        self.watched_s = 0.0
+        self._due_s = dict.fromkeys(looks_s, 0.0)
 
-    viewer = threading.Thread(target=look)
-    viewer.start()
-    try:
-        yield
-    finally:
-        over.set()
-        viewer.join()
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        over, began = threading.Event(), time.monotonic() - self.watched_s
+
+        def look() -> None:
+            while True:
+                for path, every_s in self.looks_s.items():
+                    if time.monotonic() - began >= self._due_s[path]:
+                        self._due_s[path] += every_s
+                        self.client.text(path)
+                if over.wait(max(0.0, min(self._due_s.values()) - (time.monotonic() - began))):
+                    return
+
+        viewer = threading.Thread(target=look)
+        viewer.start()
+        try:
+            yield
+        finally:
+            self.watched_s = time.monotonic() - began
+            over.set()
+            viewer.join()
 
 
 class Bursts:
@@ -128,21 +140,23 @@ def measure(client: Server, bursts: Bursts, prompts: list[list[list[int]]]) -> R
 
 
 def looking_s(client: Client) -> tuple[float, float]:
-    """Processor seconds of the scheduler for metrics and log, and for the page, as it counts them itself."""
+    """Processor seconds of the scheduler for metrics and log, and for the page, as it counts them itself; stock: 0."""
     facts = counters(client)
-    return facts["observe_ns"] / 1e9, facts["state_ns"] / 1e9
+    return facts.get("observe_ns", 0) / 1e9, facts.get("state_ns", 0) / 1e9
 
 
 def run(args: argparse.Namespace) -> Row:
     load = LOADS[args.device]
     bursts = Bursts(load, 250 if args.device == "cpu" else 120_000)
     values: dict[str, list[Row]] = {"off": [], "on": []}
+    kind = "stock" if args.stock else "vattn"
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        servers = {name: server(name, args.device, Path(scratch)) for name in FLAGS}
+        servers = {name: server(kind, name, args.device, Path(scratch)) for name in values}
         with ThreadPoolExecutor(2) as starting:  # both at once: a start is half a minute
             list(starting.map(lambda each: stack.enter_context(each), servers.values()))
         for each in servers.values():
             measure(each, bursts, [bursts.prompts(), bursts.prompts()])
+        watcher = Watcher(servers["on"], LOOKS_S[kind])
         before = looking_s(servers["on"])
         began, busy_s = time.perf_counter(), 0.0
         for number in range(args.rounds):
@@ -151,7 +165,7 @@ def run(args: argparse.Namespace) -> Row:
             prompts = [bursts.prompts(), bursts.prompts()]
             for name in ("off", "on") if number % 2 else ("on", "off"):
                 start = time.perf_counter()
-                with watched(servers[name]) if name == "on" else nullcontext():
+                with watcher.watching() if name == "on" else nullcontext():
                     values[name].append(measure(servers[name], bursts, prompts))
                 busy_s += time.perf_counter() - start if name == "on" else 0
         after = looking_s(servers["on"])
@@ -160,7 +174,13 @@ def run(args: argparse.Namespace) -> Row:
 
 
 def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], shares: dict[str, float]) -> Row:
-    row: Row = {"device": args.device, "load": load._asdict(), "rounds": len(values["on"]), "scheduler_share": shares}
+    row: Row = {
+        "server": "stock" if args.stock else "vattn",
+        "device": args.device,
+        "load": load._asdict(),
+        "rounds": len(values["on"]),
+        "scheduler_share": shares,
+    }
     for what in FIGURES:
         pairs = [(on[what], off[what]) for on, off in zip(values["on"], values["off"], strict=True)]
         ratios = [on / off for on, off in pairs]
@@ -177,13 +197,14 @@ def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=list(LOADS), default="cpu")
+    parser.add_argument("--stock", action="store_true", help="SGLang without the plugin, its own metrics alone")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=150.0, help="begin no other round after so long")
     parser.add_argument("--out", help="default: observe_cost.json among this device's results")
     args = parser.parse_args()
     folder = "h200" if args.device == "cuda" else "cpu"
     out = Path(args.out) if args.out else RESULTS / folder / "observe_cost.json"
-    results = ResultFile(out, "observe_cost", ["device"], device=args.device)
+    results = ResultFile(out, "observe_cost", ["server"], device=args.device, resume=True)
     row = run(args)
     results.add(row)
     shares = ", ".join(f"{what} {share:.2%}" for what, share in row["scheduler_share"].items())

@@ -73,7 +73,8 @@ def steady(result: Result) -> Rows:
              "unmap calls", "of these while requests ran", "GPU time lost to mapping"]]  # fmt: skip
     for row in result["rows"]:
         spreads = [quartile_spread([each[name] for each in row["raw"]]) for name in ("step_s", "ttft_s")]
-        cells = [number(row["out_tok_s"], 4), within(row["decode_step_ms"], spreads[0]), within(row["ttft_ms"], spreads[1])]
+        times = zip(("decode_step_ms", "ttft_ms"), spreads, strict=True)
+        cells = [number(row["out_tok_s"], 4), *(within(row[name], spread) for name, spread in times)]
         if counters := row["counters"]:
             by_rows = counters["batches_rows"] + counters["batches_shared"]
             cells += [
@@ -115,19 +116,21 @@ def two_level_orders(result: Result) -> Rows:
 
 
 def observe_cost(result: Result) -> Rows:
-    row = result["rows"][0]
     names = {
         "requests_per_s": "requests a second",
         "decode_step_ms": "decode step, ms",
         "processor_ms_per_request": "scheduler's processor time a request, ms",
     }
-    rows = [["", "off", "on", "on / off, median of rounds", "quartiles", "rounds"]]
-    for name, label in names.items():
-        figure = row[name]
-        rows.append([
-            label, number(figure["off"], 4), number(figure["on"], 4), f"{figure['on_by_off']:.4f}",
-            " to ".join(f"{value:.4f}" for value in figure["quartiles"]), str(row["rounds"]),
-        ])  # fmt: skip
+    servers = {"vattn": "vattn", "stock": "stock, SGLang's metrics alone"}
+    rows = [["server", "", "off", "on", "on / off, median of rounds", "quartiles", "rounds"]]
+    for row in result["rows"]:
+        for name, label in names.items():
+            figure = row[name]
+            rows.append([
+                servers[row["server"]], label, number(figure["off"], 4), number(figure["on"], 4),
+                f"{figure['on_by_off']:.4f}", " to ".join(f"{value:.4f}" for value in figure["quartiles"]),
+                str(row["rounds"]),
+            ])  # fmt: skip
     return rows
 
 

@@ -112,6 +112,11 @@ void bind_pages(nb::module_& m) {
       .def(
           "state", [](const Pages& p, Page page) { return state_name(unwrap(p.state(page))); },
           "page"_a)
+      .def("states",
+           [](const Pages& p) {
+             const std::vector<std::uint8_t> states = p.states();
+             return nb::bytes(states.data(), states.size());
+           })
       .def(
           "refs",
           [](const Pages& p, Page page) {

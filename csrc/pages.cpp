@@ -140,6 +140,13 @@ Result<Pages::State> Pages::state(Page page) const {
   return entries_[page].state;
 }
 
+std::vector<std::uint8_t> Pages::states() const {
+  std::vector<std::uint8_t> states;
+  states.reserve(entries_.size());
+  for (const Entry& entry : entries_) states.push_back(static_cast<std::uint8_t>(entry.state));
+  return states;
+}
+
 Result<Pages::Refs> Pages::refs(Page page) const {
   if (!valid(page)) return out_of_range(page);
   const Entry& entry = entries_[page];

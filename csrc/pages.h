@@ -66,6 +66,7 @@ class Pages {
   std::int64_t reservations_lost() const { return reservations_lost_; }
 
   Result<State> state(Page page) const;
+  std::vector<std::uint8_t> states() const;  // State by page, [0] (padding) included
   Result<Refs> refs(Page page) const;
   std::vector<Page> free_list() const;  // in the order take() hands them out
   void reset();

@@ -13,6 +13,7 @@ from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.observe import STATE_RID
 from sglang_vattn.observe.metrics import Metrics
 from sglang_vattn.observe.state import check, full_state, pack_pages
+from sglang_vattn.observe.tree_view import TreeView
 from sglang_vattn.request_pages import RequestPages
 
 # What /server_info tells of every tensor-parallel rank: decisions, which must be equal, and what each did for itself.
@@ -77,6 +78,7 @@ class Observer:
         self.scheduler = scheduler
         self.allocator = allocator
         self.shared = SharedPages()
+        self.tree = TreeView(float("inf")) if CHECK else TreeView()
         self.history: deque[tuple[float, ...]] = deque(maxlen=SAMPLES)
         self.metrics: Metrics | None = None
         self.observe_ns = self.state_ns = 0  # processor time that looking costs the scheduler
@@ -128,7 +130,7 @@ class Observer:
         history: dict[str, list[float]] = {"time_s": [], **{name: [] for name in SAMPLED}}
         for values, name in zip(zip(*self.history, strict=True), history, strict=False):
             history[name] = list(values)
-        details = full_state(self.allocator, self.shared.holders, self.shared.packed, self.lengths())
+        details = full_state(self.allocator, self.tree, self.shared.holders, self.shared.packed, self.lengths())
         self.state_ns += time.thread_time_ns() - began
         if CHECK:
             details["problems"] = check(self.allocator, details["states"])

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("sglang")
 
-from benchmarks import arms, beside, kernels_host, loads, plots, prefix_hit, quick, tree, vmm
+from benchmarks import arms, beside, kernels_host, loads, observe_cost, plots, prefix_hit, quick, tree, vmm
 from benchmarks.table_rows import first_token as first_token_table
 from benchmarks.table_rows import kernels_host as kernel_table
 from benchmarks.table_rows import scrub_cost as scrub_cost_table
@@ -149,6 +151,21 @@ def test_engines_side_by_side_begin_in_turns() -> None:
     rounds = [("a", "b"), ("b", "a"), ("a", "b")]
     assert asked == [(name, order) for names in rounds for name in names for order in one]
     assert pair[0].seconds == {"burst": [10, 13], "lone": [11, 12, 14, 15]}
+
+
+def test_a_watcher_looks_by_the_time_that_is_watched() -> None:
+    """Not once more for each stretch, of which there are many short ones."""
+    asked: list[str] = []
+    client = cast(Any, SimpleNamespace(text=asked.append))
+    watcher = observe_cost.Watcher(client, {"/vattn/state": 60.0, "/metrics": 300.0})
+    for _ in range(5):
+        with watcher.watching():
+            time.sleep(0.01)
+    assert asked == ["/vattn/state", "/metrics"]
+    watcher.watched_s += 60
+    with watcher.watching():
+        time.sleep(0.01)
+    assert asked[2:] == ["/vattn/state"]
 
 
 def test_scrubbing_is_compared_with_the_same_without() -> None:

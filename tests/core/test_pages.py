@@ -148,6 +148,8 @@ class PagesMachine(RuleBasedStateMachine):
         for page in range(1, NUM_PAGES + 1):
             assert pages.state(page) == model.state(page)
             assert pages.refs(page) == (page in model.owned, model.tree[page], model.locked[page])
+        names = ["free", "private", "evictable", "protected"]
+        assert [names[state] for state in pages.states()[1:]] == [model.state(p) for p in range(1, NUM_PAGES + 1)]
 
 
 TestPagesMachine = PagesMachine.TestCase

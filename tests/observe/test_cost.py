@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from sglang_vattn.radix import PrefixTree
 
 from sglang_vattn import _core
 from sglang_vattn.allocator import VattnAllocator
+from sglang_vattn.observe import tree_view
 from sglang_vattn.observe.observer import Observer
+from sglang_vattn.observe.state import STATES
 from sglang_vattn.reading import Reading
 from sglang_vattn.request_pages import RequestPages
 from sglang_vattn.rows import RowTable
@@ -128,3 +131,37 @@ def test_facts_and_state_are_right(observer: Observer) -> None:
     cost = fastest_us(observer.state, 5)
     print(f"\nthe whole state, asked for by the page: {cost / 1e3:.1f} ms")
     assert cost < 50_000
+
+
+def test_a_large_tree_is_not_walked_at_every_look(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk that took 50 ms is paid for after 25 s; what left the tree meanwhile is nobody's."""
+    clock = SimpleNamespace(now=1000.0, spent=0.0)
+
+    def thread_time() -> float:
+        clock.spent += 0.05
+        return clock.spent
+
+    monkeypatch.setattr(tree_view, "time", SimpleNamespace(monotonic=lambda: clock.now, thread_time=thread_time))
+    allocator, view = observer.allocator, tree_view.TreeView()
+    tree, pages = allocator.tree_cache.tree, allocator.pages  # type: ignore[union-attr]
+
+    def look() -> tuple[int, np.ndarray]:
+        states = np.frombuffer(pages.states() + b"\0", dtype=np.uint8)
+        view.renew(allocator, states)
+        return len(set(view.nodes_of(states).tolist()) - {0}), states
+
+    shown, states = look()
+    assert shown == tree.num_nodes and view.age_s == 0
+    assert (look()[0], view.age_s) == (shown, 0)  # nothing has changed
+
+    tree.evict(1)
+    fresh = pages.take(2)
+    assert fresh is not None
+    tree.insert([7] * 2 * SIZE, fresh)
+    pages.release(fresh)
+    clock.now += 24
+    stale, states = look()
+    assert view.age_s == 24 and stale < tree.num_nodes  # the new node is not seen, the evicted pages are nobody's
+    assert not view.nodes_of(states)[states == STATES.index("free")].any()
+    clock.now += 2
+    assert look()[0] == tree.num_nodes and view.age_s == 0
