@@ -13,7 +13,7 @@ import pytest
 from sglang_vattn.observe.client import rate
 from sglang_vattn.observe.observer import SharedPages
 from sglang_vattn.observe.page import StateSource, _without_polls, install
-from sglang_vattn.observe.state import keyed_hash
+from sglang_vattn.observe.tree_view import keyed_hash
 from sglang_vattn.refusals import Refused
 from sglang_vattn.request_pages import RequestPages
 
