@@ -141,6 +141,9 @@ class Pages:
     def state(self, page: int) -> Literal["free", "private", "evictable", "protected"]: ...
     def refs(self, page: int) -> tuple[bool, int, int]:
         """(owned, tree references, those of them that are locked)."""
+    def states(self) -> bytes:
+        """Of every page, by number, the padding page first: 0 free, 1 private, 2 evictable, 3 protected."""
+
     def free_list(self) -> list[int]:
         """In the order in which take() hands them out."""
     def reset(self) -> None:

@@ -36,7 +36,7 @@ class TreeView:
         self._share = share
         self._seen: tuple[int, ...] = ()
         self._seen_s = self._due_s = 0.0
-        self._nodes = self._private = np.zeros(0)
+        self._nodes, self._private = np.zeros(0, dtype="<u4"), np.zeros(0, dtype=bool)
 
     def renew(self, allocator: VattnAllocator, states: np.ndarray) -> None:
         """Walk over the tree, if it has changed and the last walk is paid for. ``states``: of each page, uint8."""
