@@ -139,7 +139,7 @@ def test_a_large_tree_is_not_walked_at_every_look(observer: Observer, monkeypatc
 
     def thread_time() -> float:
         clock.spent += 0.05
-        return clock.spent
+        return float(clock.spent)
 
     monkeypatch.setattr(tree_view, "time", SimpleNamespace(monotonic=lambda: clock.now, thread_time=thread_time))
     allocator, view = observer.allocator, tree_view.TreeView()

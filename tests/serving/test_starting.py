@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 import time
@@ -18,19 +17,19 @@ from tests.support import server
 from tests.support.zygote import Zygote
 
 
-class Answers(io.StringIO):
-    """Says to each request its own number, a little later, in the order of the requests."""
+class Answers:
+    """Both pipes of a process that says to each request its own number, a little later, to the last one first."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.asked: list[int] = []
 
-    def write(self, line: str) -> int:
+    def flush(self) -> None: ...
+
+    def write(self, line: str) -> None:
         self.asked.append(json.loads(line)["poll"])
         time.sleep(0.001)
-        return len(line)
 
-    def readline(self, size: int = -1, /) -> str:
+    def readline(self) -> str:
         time.sleep(0.001)
         return json.dumps(self.asked.pop())
 
