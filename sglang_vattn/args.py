@@ -19,6 +19,13 @@ NAMESPACE = "vattn"  # of the config bag: get_context().config_bag(NAMESPACE).kv
 # global would end up as our own subclass, and `resolve_once` below would call itself.
 _STOCK = (_server_args.ServerArgs,)
 
+# SGLang checks these where they come from the command line, `refusals.py` wherever they come from.
+CHOICES = {
+    "kv_backend": ["default", "vattn"],
+    "vattn_read": ["auto", "rows", "pages"],
+    "vattn_shared_decode": ["auto", "off"],
+    "vattn_scrub": ["on", "off"],
+}
 _FIELDS: dict[str, tuple[Any, Any]] = {
     "kv_backend": (
         A[
@@ -26,7 +33,7 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
             Arg(
                 help="KV cache backend. 'vattn': per-request buffers that are contiguous in virtual memory, "
                 "with prefixes shared by mapping their pages (sglang-vattn).",
-                choices=["default", "vattn"],
+                choices=CHOICES["kv_backend"],
             ),
         ],
         "default",
@@ -37,7 +44,7 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
             Arg(
                 help="How attention reads the vattn KV cache. 'auto': contiguous rows where they are mapped, "
                 "pages otherwise; 'rows': wait until they are mapped; 'pages': never rows.",
-                choices=["auto", "rows", "pages"],
+                choices=CHOICES["vattn_read"],
             ),
         ],
         "auto",
@@ -57,7 +64,7 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
             str,
             Arg(
                 help="Whether requests of a decode batch that share a long prefix read it once. 'auto': where it pays.",
-                choices=["auto", "off"],
+                choices=CHOICES["vattn_shared_decode"],
             ),
         ],
         "auto",
@@ -75,7 +82,7 @@ _FIELDS: dict[str, tuple[Any, Any]] = {
             Arg(
                 help="Zero a page of the vattn KV cache when it passes from one tenant (extra key, LoRA id, cache "
                 "salt) to another, before the new one's forward.",
-                choices=["on", "off"],
+                choices=CHOICES["vattn_scrub"],
             ),
         ],
         "on",
@@ -102,13 +109,14 @@ def _resolve_once(self: Any) -> None:
     # SGLang calls this at launch, and again in every child (publish -> _configure_context). So it is the one
     # place that every process passes before it builds anything: the hooks go in here, only when asked for,
     # and an exception here stops the start (one from the plugin's entry point would only be logged).
-    if not enabled(self):
+    if self.kv_backend == "default":
         _STOCK[0].resolve_once(self)
         return
     from sglang_vattn import plugin, refusals
     from sglang_vattn.observe import page
 
     try:
+        refusals.check_choices(self)
         plugin.install()
         refusals.check_input(self)
         if self.vattn_page:

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from sglang_vattn.args import CHOICES
+
 # Fields whose mere use is refused. The flag's name is the field's with dashes, unless told otherwise.
 UNSUPPORTED_FIELDS = (
     "speculative_algorithm",
@@ -66,6 +68,13 @@ _OFF: tuple[Any, ...] = (None, False, "", "none", "None", 0, [], {})
 
 class Refused(ValueError):
     """The server cannot honour ``--kv-backend vattn`` with these arguments."""
+
+
+def check_choices(server_args: Any) -> None:
+    """Refuse a value that our own flags do not have (raises ``Refused``): ``sglang.Engine`` does not check them."""
+    for field, choices in CHOICES.items():
+        if (value := getattr(server_args, field)) not in choices:
+            raise Refused(f"{_flag(field)} {value}: use one of {', '.join(choices)}")
 
 
 def check_input(server_args: Any) -> None:
