@@ -47,7 +47,7 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
         request_slots: int,
         read_mode: str,
         share_prefixes: bool,
-        scrub: bool = False,
+        scrub: bool = True,
     ) -> None:
         self.pages = _core.Pages(pool.num_pages)
         self.requests: dict[int, RequestPages] = {}
@@ -231,8 +231,7 @@ class VattnAllocator(PagedTokenToKVPoolAllocator):
             self._let_go(request)
         self.requests.clear()
         self.admitted.clear()
-        self._kvcache.drop_queued()
-        self.scrub.forget()
+        self.scrub.forget(self._kvcache.drop_queued())
         self.pages.reset()
         self.rows.retire()
         self.free_group = None

@@ -147,7 +147,7 @@ class VattnPool(MHATokenToKVPool):
         self._zeroes.append((page, 0))
 
     def flush(self) -> None:
-        """Issue the queued zeroing, then the copies, on the current stream: a launch each, whatever their number.
+        """Issue the queued zeroing, then the copies, on the current stream, many pages a launch.
 
         Each is contiguous within a stripe. No copy reads what another writes: sources are pages of the prefix tree,
         targets are not in it yet.
@@ -170,10 +170,15 @@ class VattnPool(MHATokenToKVPool):
         for page in pages:
             self.home_tokens[:, page * self.page_size : (page + 1) * self.page_size].fill_(0xFF)
 
-    def drop_queued(self) -> None:
-        """Forget queued operations; for a flush of the cache, when nobody waits for them."""
+    def drop_queued(self) -> list[int]:
+        """Forget queued operations; for a flush of the cache, when nobody waits for them.
+
+        Returns the pages that are not zeroed after all.
+        """
+        pages = [page for page, _ in self._zeroes]
         self._zeroes.clear()
         self._copies.clear()
+        return pages
 
     def get_kv_size_bytes(self) -> tuple[int, int]:
         """Physical bytes of K and of V, all layers; not the size of the address range."""

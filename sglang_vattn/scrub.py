@@ -32,6 +32,7 @@ class Scrub:
                 self._pool.scrub(page)
                 self.pages_scrubbed += 1
 
-    def forget(self) -> None:
-        """What was queued will not be done: from now on each page may hold anybody's tokens."""
-        self._last = [_NOBODY if last is _NOBODY else _ANYBODY for last in self._last]
+    def forget(self, pages: Sequence[int]) -> None:
+        """These will not be zeroed after all: they may hold anybody's tokens."""
+        for page in pages:
+            self._last[page] = _ANYBODY

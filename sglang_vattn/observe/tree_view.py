@@ -42,9 +42,9 @@ class TreeView:
         """Walk over the tree, if it has changed and the last walk is paid for. ``states``: of each page, uint8."""
         tree = allocator.tree_cache.tree if allocator.tree_cache is not None else None
         now = time.monotonic()
-        seen = () if tree is None else (tree.clock, tree.num_nodes, tree.num_tokens, allocator.pages.protected)
+        seen = () if tree is None else (tree.clock, tree.num_nodes, tree.num_tokens, tree.root_node.lock)
         unchanged = len(self._nodes) == len(states) and seen == self._seen
-        if unchanged or now < self._due_s:
+        if unchanged or (now < self._due_s and tree is not None and tree.num_nodes > 0):
             self.age_s = 0.0 if unchanged else now - self._seen_s
             return
         began = time.thread_time()
@@ -60,7 +60,10 @@ class TreeView:
         self._due_s = now + (time.thread_time() - began) / self._share
 
     def nodes_of(self, states: np.ndarray) -> np.ndarray:
-        """The serial of each page's node, uint32; 0 for a page that has left the tree, or was taken, since the walk."""
+        """The serial of each page's node at the last walk, uint32; 0 for a page that is free, or a request's by now.
+
+        A page that has gone from one node to another meanwhile is still shown as the first one's.
+        """
         gone = (states == FREE) | ((states == PRIVATE) & ~self._private)
         return np.where(gone, 0, self._nodes).astype(self._nodes.dtype)
 

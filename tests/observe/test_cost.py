@@ -134,7 +134,7 @@ def test_facts_and_state_are_right(observer: Observer) -> None:
 
 
 def test_a_large_tree_is_not_walked_at_every_look(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A walk that took 50 ms is paid for after 25 s; what left the tree meanwhile is nobody's."""
+    """A walk that took 50 ms is paid for after 25 s; pages that were freed meanwhile are nobody's."""
     clock = SimpleNamespace(now=1000.0, spent=0.0)
 
     def thread_time() -> float:
@@ -161,7 +161,33 @@ def test_a_large_tree_is_not_walked_at_every_look(observer: Observer, monkeypatc
     pages.release(fresh)
     clock.now += 24
     stale, states = look()
-    assert view.age_s == 24 and stale < tree.num_nodes  # the new node is not seen, the evicted pages are nobody's
+    assert view.age_s == 24 and stale < tree.num_nodes  # the new node is not seen
     assert not view.nodes_of(states)[states == STATES.index("free")].any()
     clock.now += 2
     assert look()[0] == tree.num_nodes and view.age_s == 0
+
+
+def test_locks_and_an_empty_tree_are_seen_at_once() -> None:
+    pages = _core.Pages(8)
+    tree = PrefixTree(pages, SIZE)
+    allocator = cast(Any, SimpleNamespace(tree_cache=SimpleNamespace(tree=tree), pages=pages))
+    taken = pages.take(2)
+    assert taken is not None
+    node = tree.insert(list(range(2 * SIZE)), taken).node
+    pages.release(taken)
+    view = tree_view.TreeView(float("inf"))
+
+    def look() -> list[int]:
+        view.renew(allocator, np.frombuffer(pages.states() + b"\0", dtype=np.uint8))
+        return [each["locks"] for each in view.top]
+
+    assert look() == [0]
+    for locks in (1, 2):
+        tree.lock(node)
+        assert look() == [locks]
+    for _ in range(2):
+        tree.unlock(node)
+    assert look() == [0]
+    view._due_s = float("inf")  # no walk is paid for any more
+    tree.evict(2)
+    assert look() == [] and view.age_s == 0

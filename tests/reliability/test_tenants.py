@@ -82,6 +82,19 @@ def test_a_page_that_changes_tenant_is_zeroed_first(scrub: bool) -> None:
         engine.close()
 
 
+def test_one_tenant_alone_is_never_scrubbed() -> None:
+    """Not after a flush of the cache either, unless that dropped a zeroing."""
+    with settings():
+        engine = Engine(Shape(pages=20, read_ahead=5))
+        for _ in range(3):
+            (run,) = engine.admit([Job(tuple(range(30)), 2, CRAFTED[0])], 100)
+            engine.decode([1])
+            engine.release(run, checkpoint=True)
+            engine.flush()
+        assert engine.allocator.scrub.pages_scrubbed == 0
+        engine.close()
+
+
 def ask(server: Server, tenant: dict[str, str], prompt: list[int]) -> Answer:
     sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
     return Answer.parse(

@@ -106,8 +106,8 @@ function draw_tree() {
   for (const node of children.get(0) || []) add(node, 0);
   const facts = view.facts;
   $("tree-size").textContent = `${facts.tree_nodes.toLocaleString()} nodes, ${facts.cached_tokens.toLocaleString()} tokens`
-    + (shown.length < facts.tree_nodes ? `; the ${shown.length} nearest to the root` : "")
-    + (view.tree_age_s >= 2 ? `; as of ${Math.round(view.tree_age_s)} s ago` : "");
+    + (shown.length < facts.tree_nodes && !view.tree_age_s ? `; the ${shown.length} nearest to the root` : "")
+    + (view.tree_age_s >= 1 ? `; as of ${Math.round(view.tree_age_s)} s ago` : "");
   const html = lines.join("") || `<div class="soft">empty</div>`;
   if ($("tree").drawn !== html) { $("tree").innerHTML = html; $("tree").drawn = html; }
 }
