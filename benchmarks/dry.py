@@ -92,8 +92,9 @@ class _DryPool(VattnPool):
     def zero(self, page: int, first_token: int = 0) -> None:
         """Nobody reads."""
 
-    def drop_queued(self) -> None:
+    def drop_queued(self) -> list[int]:
         """Nothing is queued."""
+        return []
 
 
 class _CountingTree(VattnTreeCache):
