@@ -39,7 +39,8 @@ def test_all_are_served(shape: Shape) -> None:
     serve(engine, mixed_jobs(40))
     if shape.pages < 20:
         assert engine.tried["waits"] > 0
-    assert engine.tried["read_by_paged"] > 0
+    if shape.slots > 2:  # no row can be made for some, however quick the mapping thread is
+        assert engine.tried["read_by_paged"] > 0
     check_end(engine)
     engine.close()
 

@@ -16,8 +16,8 @@ from tests.support.server import RECORD, STRICT, Server
 #: Not compared: what SGLang logs about any plugin; the arguments (which have the flag's entry);
 #: and its own request to /freeze_gc at the start, which sometimes comes too early to be answered.
 NOT_COMPARED = re.compile(r"plugin|vattn_probe|server_args=|hook\(s\) to|freeze_gc", re.IGNORECASE)
-#: Numbers, addresses and measured times differ from run to run.
-VARYING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e-?\d+)?")
+#: Numbers, addresses, measured times and memory (its use is a difference, so it may be negative) vary from run to run.
+VARYING = re.compile(r"0x[0-9a-f]+|((?<==)-)?\d+(\.\d+)?(e-?\d+)?")
 
 
 def start(llama: Path, root: Path, folder: Path, plugins: str) -> Server:
