@@ -8,9 +8,10 @@
 Both servers run at once and take turns, so what disturbs the machine disturbs both alike; the one that is not measured
 sleeps. `on` has `--enable-metrics --vattn-page`; meanwhile a viewer asks for `/vattn/state` once a second, as the page
 does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count as ours; `--stock`
-tells them apart. A round is a burst of requests on each; the figure is the median over the rounds of on / off, with the
-quartiles as its spread. On a busy host the clock says little of 1 %, so the scheduler's processor time is taken too: it
-is what bounds the requests a second there.
+tells them apart. The figure is the median over the rounds of on / off. In a round each server has as many turns, a
+burst of requests a turn: on a host, whose processors are faster and slower from one second to the next, many short ones
+that add up to the scraper's five seconds. The scheduler's processor time bounds the requests a second there, so it is
+taken too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.arms import GpuServer, counters, model_for
-from benchmarks.common import RESULTS, ResultFile, Row, median
+from benchmarks.common import RESULTS, ResultFile, Row, median, median_interval
 from tests.support.client import Client
 from tests.support.server import NO_PLUGINS, Server
 
@@ -39,12 +40,14 @@ SERVERS = {
     "stock": ((), ("--enable-metrics",), NO_PLUGINS),
 }  # name -> flags of both, flags of `on`, environment
 LOOKS_S = {"vattn": {"/vattn/state": 1.0, "/metrics": 5.0}, "stock": {"/metrics": 5.0}}
+Prompts = list[list[int]]
 FIGURES = ("requests_per_s", "decode_step_ms", "processor_ms_per_request")
 
 
 class Load(NamedTuple):
-    """A burst: so many requests, of a few documents and an end of their own each."""
+    """A turn's burst: so many requests, of a few documents and an end of their own each."""
 
+    turns: int  # a round
     requests: int
     documents: int
     document_tokens: int
@@ -54,9 +57,9 @@ class Load(NamedTuple):
 
 
 LOADS = {
-    "cpu": Load(48, 4, 400, 40, 32, ("--max-total-tokens=65536", "--max-running-requests=48", "--page-size=16")),
+    "cpu": Load(24, 12, 4, 400, 40, 8, ("--max-total-tokens=65536", "--max-running-requests=48", "--page-size=16")),
     # Two engines on one GPU: a number of tokens, so that neither counts on what the other has not taken yet.
-    "cuda": Load(64, 8, 2048, 64, 200, ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
+    "cuda": Load(1, 64, 8, 2048, 64, 200, ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
 }
 
 
@@ -108,13 +111,16 @@ class Bursts:
     def tokens(self, count: int) -> list[int]:
         return [self.random.randrange(10, self.vocabulary) for _ in range(count)]
 
-    def prompts(self) -> list[list[int]]:
+    def prompts(self) -> Prompts:
         return [
             self.documents[i % self.load.documents] + self.tokens(self.load.question) for i in range(self.load.requests)
         ]
 
+    def pair(self) -> tuple[Prompts, Prompts]:
+        return self.prompts(), self.prompts()
 
-def burst(client: Client, prompts: Sequence[Sequence[int]], output: int) -> float:
+
+def burst(client: Client, prompts: Prompts, output: int) -> float:
     began = time.perf_counter()
     client.together(prompts, output)
     return time.perf_counter() - began
@@ -126,16 +132,29 @@ def processor_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
-def measure(client: Server, bursts: Bursts, prompts: list[list[list[int]]]) -> Row:
-    """A burst with one output token, then one with all: what is left of the second are decode steps."""
+class Turn(NamedTuple):
+    """Seconds of a burst with one output token, of one with all, and of the scheduler's processor time in both."""
+
+    prefill_s: float
+    whole_s: float
+    processor_s: float
+
+
+def take_turn(client: Server, prompts: tuple[Prompts, Prompts], output: int) -> Turn:
     scheduler = client.scheduler_pid()
     before_s = processor_s(scheduler)
-    prefill_s = burst(client, prompts[0], 1)
-    whole_s = burst(client, prompts[1], bursts.load.output)
+    prefill_s, whole_s = burst(client, prompts[0], 1), burst(client, prompts[1], output)
+    return Turn(prefill_s, whole_s, processor_s(scheduler) - before_s)
+
+
+def figures(turns: Sequence[Turn], load: Load) -> Row:
+    """Of a server's turns in one round."""
+    prefill_s, whole_s, on_processor_s = (sum(each) for each in zip(*turns, strict=True))
+    requests = 2 * load.requests * len(turns)
     return {
-        "requests_per_s": 2 * bursts.load.requests / (prefill_s + whole_s),
-        "decode_step_ms": (whole_s - prefill_s) / (bursts.load.output - 1) * 1e3,
-        "processor_ms_per_request": (processor_s(scheduler) - before_s) / (2 * bursts.load.requests) * 1e3,
+        "requests_per_s": requests / (prefill_s + whole_s),
+        "decode_step_ms": (whole_s - prefill_s) / (load.output - 1) / len(turns) * 1e3,
+        "processor_ms_per_request": on_processor_s / requests * 1e3,
     }
 
 
@@ -155,22 +174,29 @@ def run(args: argparse.Namespace) -> Row:
         with ThreadPoolExecutor(2) as starting:  # both at once: a start is half a minute
             list(starting.map(lambda each: stack.enter_context(each), servers.values()))
         for each in servers.values():
-            measure(each, bursts, [bursts.prompts(), bursts.prompts()])
+            take_turn(each, bursts.pair(), load.output)
         watcher = Watcher(servers["on"], LOOKS_S[kind])
         before = looking_s(servers["on"])
-        began, busy_s = time.perf_counter(), 0.0
+        began = time.perf_counter()
         for number in range(args.rounds):
             if number >= 4 and time.perf_counter() - began > args.seconds:
                 break
-            prompts = [bursts.prompts(), bursts.prompts()]
-            for name in ("off", "on") if number % 2 else ("on", "off"):
-                start = time.perf_counter()
-                with watcher.watching() if name == "on" else nullcontext():
-                    values[name].append(measure(servers[name], bursts, prompts))
-                busy_s += time.perf_counter() - start if name == "on" else 0
+            turns: dict[str, list[Turn]] = {"off": [], "on": []}
+            for turn in range(load.turns):
+                prompts = bursts.pair()
+                for name in ("off", "on") if (number + turn) % 2 else ("on", "off"):
+                    with watcher.watching() if name == "on" else nullcontext():
+                        turns[name].append(take_turn(servers[name], prompts, load.output))
+            for name, taken in turns.items():
+                values[name].append(figures(taken, load))
         after = looking_s(servers["on"])
     spent = {"metrics": after[0] - before[0], "page": after[1] - before[1]}
-    return summary(args, load, values, {what: seconds / busy_s for what, seconds in spent.items()})
+    return summary(args, load, values, {what: seconds / watcher.watched_s for what, seconds in spent.items()})
+
+
+def on_by_off(values: Mapping[str, Sequence[Row]], what: str) -> list[float]:
+    """A figure's ratio in each round."""
+    return [on[what] / off[what] for on, off in zip(values["on"], values["off"], strict=True)]
 
 
 def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], shares: dict[str, float]) -> Row:
@@ -182,12 +208,9 @@ def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], 
         "scheduler_share": shares,
     }
     for what in FIGURES:
-        pairs = [(on[what], off[what]) for on, off in zip(values["on"], values["off"], strict=True)]
-        ratios = [on / off for on, off in pairs]
-        first, middle, third = statistics.quantiles(ratios, n=4)
+        first, middle, third = statistics.quantiles(on_by_off(values, what), n=4)
         row[what] = {
-            "on": median([on for on, _ in pairs]),
-            "off": median([off for _, off in pairs]),
+            **{name: median([each[what] for each in values[name]]) for name in values},
             "on_by_off": middle,
             "quartiles": [first, third],
         }
@@ -210,10 +233,10 @@ def main() -> None:
     shares = ", ".join(f"{what} {share:.2%}" for what, share in row["scheduler_share"].items())
     print(f"{row['rounds']} rounds; of the scheduler's time, by its own count: {shares}")
     for what in FIGURES:
-        figures = row[what]
+        figure, (low, high) = row[what], median_interval(on_by_off(row["raw"], what))
         print(
-            f"{what}: on {figures['on']:.3f}, off {figures['off']:.3f}, on / off {figures['on_by_off']:.4f} "
-            f"(quartiles {figures['quartiles'][0]:.4f}, {figures['quartiles'][1]:.4f})"
+            f"{what}: on {figure['on']:.3f}, off {figure['off']:.3f}, "
+            f"on / off {figure['on_by_off']:.4f} ({low:.4f} to {high:.4f}, 95 %)"
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.common import quartile_spread
+from benchmarks.common import median_interval, quartile_spread
+from benchmarks.observe_cost import on_by_off
 from benchmarks.steady import lost_to_mapping
 
 Result = dict[str, Any]
@@ -122,14 +123,17 @@ def observe_cost(result: Result) -> Rows:
         "processor_ms_per_request": "scheduler's processor time a request, ms",
     }
     servers = {"vattn": "vattn", "stock": "stock, SGLang's metrics alone"}
-    rows = [["server", "", "off", "on", "on / off, median of rounds", "quartiles", "rounds"]]
+    rows = [["server", "", "off", "on", "on / off, median of rounds", "sure to 95 %", "quartiles", "rounds"]]
     for row in result["rows"]:
         for name, label in names.items():
             figure = row[name]
+            sure, quartiles = (
+                " to ".join(f"{value:.4f}" for value in values)
+                for values in (median_interval(on_by_off(row["raw"], name)), figure["quartiles"])
+            )
             rows.append([
                 servers[row["server"]], label, number(figure["off"], 4), number(figure["on"], 4),
-                f"{figure['on_by_off']:.4f}", " to ".join(f"{value:.4f}" for value in figure["quartiles"]),
-                str(row["rounds"]),
+                f"{figure['on_by_off']:.4f}", sure, quartiles, str(row["rounds"]),
             ])  # fmt: skip
     return rows
 

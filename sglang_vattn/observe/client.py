@@ -37,7 +37,7 @@ class View:
     """What the server has told. Without ``--vattn-page`` only the facts are there."""
 
     facts: dict[str, int]
-    states: bytes = b""  # per page, index into state.STATES
+    states: bytes = b""  # per page, index into page_states.STATES
     nodes: list[int] = field(default_factory=list)
     sharers: list[int] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)

@@ -19,7 +19,7 @@ class Theme(NamedTuple):
     prefix_lightness: float
 
     def state(self, index: int) -> str:
-        """The colour of ``state.STATES[index]``."""
+        """The colour of ``page_states.STATES[index]``."""
         return (self.free, self.private, self.evictable, self.protected, self.edge, self.edge)[index]
 
     def prefix(self, node: int) -> str:

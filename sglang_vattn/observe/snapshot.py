@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from sglang_vattn.observe.client import View
 from sglang_vattn.observe.colors import Theme
-from sglang_vattn.observe.state import STATES
+from sglang_vattn.observe.page_states import STATES
 
 WIDTH = 1200
 MARGIN = 24

@@ -6,7 +6,7 @@ Numbers only: no text, no token, no request's id. Tenants appear as keyed hashes
 Arrays are base64 of little-endian integers, one per page 0..num_pages + 1 (the padding page first, the guard page
 last)::
 
-    states   uint8    index into STATES
+    states   uint8    index into page_states.STATES
     nodes    uint32   the tree node whose prefix the page holds, 0 for none
     sharers  uint16   running requests that hold it by alias
 """
@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sglang_vattn.observe.page_states import EVICTABLE, FREE, GUARD, PADDING, PRIVATE, PROTECTED, STATES
 from sglang_vattn.observe.tree_view import TreeView
 
 if TYPE_CHECKING:
     from sglang_vattn.allocator import VattnAllocator
     from sglang_vattn.request_pages import RequestPages
 
-STATES = ("free", "private", "evictable", "protected", "padding", "guard")
-FREE, PRIVATE, EVICTABLE, PROTECTED, PADDING, GUARD = range(len(STATES))
 U16, U32 = np.dtype("<u2"), np.dtype("<u4")  # in the order of bytes that the page expects
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sglang_vattn.observe.page_states import FREE, PRIVATE
+
 if TYPE_CHECKING:
     from sglang_vattn.allocator import VattnAllocator
     from sglang_vattn.radix import Node, PrefixTree
 
 MAX_NODES = 256  # sent, those nearest to the root first; every page names its node all the same
 SHARE = 0.002  # of the scheduler's time, at most, for walks over the tree
-FREE, PRIVATE = range(2)  # as in state.py
 _KEY = secrets.token_bytes(16)  # of this process
 
 

@@ -143,7 +143,7 @@ def test_no_call_waits_for_the_driver() -> None:
     driver = faulty()
     space = make_space(driver)
     rows = [space.acquire_row() for _ in range(3)]
-    driver.set_delay("map", 0.5)
+    driver.set_delay("map", 2)
     space.map(rows[0], 0, [1])
     time.sleep(0.05)  # now the thread is in the driver
     begin = time.perf_counter()
@@ -155,7 +155,8 @@ def test_no_call_waits_for_the_driver() -> None:
     assert space.ready(rows[0]) == 0
     assert space.stats()["queued_jobs"] == 2
     assert not space.wait(rows[0], 1, 0)
-    assert time.perf_counter() - begin < 0.3
+    assert time.perf_counter() - begin < 1.5
+    driver.set_delay("map", 0)
     assert space.drain(10)
     assert space.ready(rows[1]) == 1
 
@@ -164,7 +165,7 @@ def test_wait_times_out_and_releases_the_gil() -> None:
     driver = faulty()
     space = make_space(driver)
     row = space.acquire_row()
-    driver.set_delay("map", 0.3)
+    driver.set_delay("map", 1)
     space.map(row, 0, [1])
     ticks = 0
     stop = threading.Event()
@@ -178,14 +179,14 @@ def test_wait_times_out_and_releases_the_gil() -> None:
     ticker.start()
     begin = time.perf_counter()
     assert not space.wait(row, 1, 0.1)
-    assert 0.09 < time.perf_counter() - begin < 0.28
+    assert 0.09 < time.perf_counter() - begin < 0.9
     assert space.wait(row, 1, 10)
     stop.set()
     ticker.join()
     assert ticks > 5
     stats = space.stats()
     assert stats["waits"] == 2
-    assert stats["wait_ns"] > 0.2e9
+    assert stats["wait_ns"] > 0.5e9
 
 
 def completion_order(urge: str) -> list[int] | None:

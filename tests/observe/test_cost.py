@@ -17,7 +17,7 @@ from sglang_vattn import _core
 from sglang_vattn.allocator import VattnAllocator
 from sglang_vattn.observe import tree_view
 from sglang_vattn.observe.observer import Observer
-from sglang_vattn.observe.state import STATES
+from sglang_vattn.observe.page_states import STATES
 from sglang_vattn.reading import Reading
 from sglang_vattn.request_pages import RequestPages
 from sglang_vattn.rows import RowTable

@@ -7,7 +7,7 @@ import re
 import time
 
 from sglang_vattn.observe.metrics import METRICS
-from sglang_vattn.observe.state import STATES
+from sglang_vattn.observe.page_states import STATES
 from tests.observe.support import (
     Load,
     expected_metrics,

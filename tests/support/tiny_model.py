@@ -71,8 +71,13 @@ FAMILIES = {
     ),
     "gemma2": Family(  # every other layer sees a window; SGLang's soft cap of logits is a Triton kernel, so none here
         "Gemma2",
-        {"head_dim": 64, "sliding_window": 64, "hidden_act": "gelu_pytorch_tanh", "final_logit_softcapping": None}
-        | {"tie_word_embeddings": True},
+        {
+            "head_dim": 64,
+            "sliding_window": 64,
+            "hidden_act": "gelu_pytorch_tanh",
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": True,
+        },
     ),
 }
 _QWEN3_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 256}
