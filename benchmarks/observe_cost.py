@@ -41,7 +41,10 @@ SERVERS = {
 }  # name -> flags of both, flags of `on`, environment
 LOOKS_S = {"vattn": {"/vattn/state": 1.0, "/metrics": 5.0}, "stock": {"/metrics": 5.0}}
 Prompts = list[list[int]]
-FIGURES = ("requests_per_s", "decode_step_ms", "processor_ms_per_request")
+FIGURES = {
+    "cpu": ("requests_per_s", "processor_ms_per_request"),  # its bursts are short: what is left for the decode is noise
+    "cuda": ("requests_per_s", "decode_step_ms", "processor_ms_per_request"),
+}
 
 
 class Load(NamedTuple):
@@ -207,7 +210,7 @@ def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], 
         "rounds": len(values["on"]),
         "scheduler_share": shares,
     }
-    for what in FIGURES:
+    for what in FIGURES[args.device]:
         first, middle, third = statistics.quantiles(on_by_off(values, what), n=4)
         row[what] = {
             **{name: median([each[what] for each in values[name]]) for name in values},
@@ -232,7 +235,7 @@ def main() -> None:
     results.add(row)
     shares = ", ".join(f"{what} {share:.2%}" for what, share in row["scheduler_share"].items())
     print(f"{row['rounds']} rounds; of the scheduler's time, by its own count: {shares}")
-    for what in FIGURES:
+    for what in FIGURES[args.device]:
         figure, (low, high) = row[what], median_interval(on_by_off(row["raw"], what))
         print(
             f"{what}: on {figure['on']:.3f}, off {figure['off']:.3f}, "

@@ -126,6 +126,8 @@ def observe_cost(result: Result) -> Rows:
     rows = [["server", "", "off", "on", "on / off, median of rounds", "sure to 95 %", "quartiles", "rounds"]]
     for row in result["rows"]:
         for name, label in names.items():
+            if name not in row:
+                continue
             figure = row[name]
             sure, quartiles = (
                 " to ".join(f"{value:.4f}" for value in values)

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from sglang_vattn import _core
 
 MIB = 1 << 20
+STRESS_ROUNDS = int(os.environ.get("VATTN_STRESS_ROUNDS", "100"))  # ten for a sanitizer
 
 
 def open_space(**kw: int) -> _core.AddressSpace:
@@ -102,7 +105,7 @@ def test_mapping_a_neighbour_row_under_a_running_kernel() -> None:
     expected = sum(range(1, 9)) * home.shape[1]
     stream = torch.cuda.Stream()
     sums = []
-    for round_ in range(100):
+    for round_ in range(STRESS_ROUNDS):
         with torch.cuda.stream(stream):
             sums += [rows[reader].sum() for _ in range(10)]
         for _ in range(10):
@@ -116,5 +119,5 @@ def test_mapping_a_neighbour_row_under_a_running_kernel() -> None:
     stream.synchronize()
     assert {int(total) for total in sums} == {expected}
     assert space.check_integrity() == []
-    assert space.stats()["unmap_calls"] >= 900
+    assert space.stats()["unmap_calls"] >= 9 * STRESS_ROUNDS
     space.close()
