@@ -114,6 +114,7 @@ class ResultFile:
             "versions": versions(),
             "date": time.strftime("%Y-%m-%d"),
             "command": command(module),
+            "key": self.key,
         }
         if resume and path.exists():
             self.rows = json.loads(path.read_text())["rows"]

@@ -41,28 +41,24 @@ SERVERS = {
 }  # name -> flags of both, flags of `on`, environment
 LOOKS_S = {"vattn": {"/vattn/state": 1.0, "/metrics": 5.0}, "stock": {"/metrics": 5.0}}
 Prompts = list[list[int]]
-FIGURES = {
-    "cpu": ("requests_per_s", "processor_ms_per_request"),  # its bursts are short: what is left for the decode is noise
-    "cuda": ("requests_per_s", "decode_step_ms", "processor_ms_per_request"),
-}
 
 
 class Load(NamedTuple):
-    """A turn's burst: so many requests, of a few documents and an end of their own each."""
+    """So many turns a round, a turn a few bursts, a burst so many requests: a document and an end of its own each."""
 
-    turns: int  # a round
+    turns: int
     requests: int
     documents: int
     document_tokens: int
     question: int
-    output: int
+    outputs: tuple[int, ...]  # tokens a request, by burst; after a burst with 1, what the next takes more are its steps
     flags: tuple[str, ...]
 
 
 LOADS = {
-    "cpu": Load(24, 12, 4, 400, 40, 8, ("--max-total-tokens=65536", "--max-running-requests=48", "--page-size=16")),
+    "cpu": Load(12, 16, 4, 400, 40, (32,), ("--max-total-tokens=65536", "--max-running-requests=48", "--page-size=16")),
     # Two engines on one GPU: a number of tokens, so that neither counts on what the other has not taken yet.
-    "cuda": Load(1, 64, 8, 2048, 64, 200, ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
+    "cuda": Load(1, 64, 8, 2048, 64, (1, 200), ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
 }
 
 
@@ -119,8 +115,8 @@ class Bursts:
             self.documents[i % self.load.documents] + self.tokens(self.load.question) for i in range(self.load.requests)
         ]
 
-    def pair(self) -> tuple[Prompts, Prompts]:
-        return self.prompts(), self.prompts()
+    def of_a_turn(self) -> list[Prompts]:
+        return [self.prompts() for _ in self.load.outputs]
 
 
 def burst(client: Client, prompts: Prompts, output: int) -> float:
@@ -136,29 +132,30 @@ def processor_s(pid: int) -> float:
 
 
 class Turn(NamedTuple):
-    """Seconds of a burst with one output token, of one with all, and of the scheduler's processor time in both."""
+    """Seconds of each burst, and of the scheduler's processor time in all of them."""
 
-    prefill_s: float
-    whole_s: float
+    bursts_s: tuple[float, ...]
     processor_s: float
 
 
-def take_turn(client: Server, prompts: tuple[Prompts, Prompts], output: int) -> Turn:
+def take_turn(client: Server, prompts: Sequence[Prompts], load: Load) -> Turn:
     scheduler = client.scheduler_pid()
     before_s = processor_s(scheduler)
-    prefill_s, whole_s = burst(client, prompts[0], 1), burst(client, prompts[1], output)
-    return Turn(prefill_s, whole_s, processor_s(scheduler) - before_s)
+    bursts_s = tuple(burst(client, each, output) for each, output in zip(prompts, load.outputs, strict=True))
+    return Turn(bursts_s, processor_s(scheduler) - before_s)
 
 
 def figures(turns: Sequence[Turn], load: Load) -> Row:
     """Of a server's turns in one round."""
-    prefill_s, whole_s, on_processor_s = (sum(each) for each in zip(*turns, strict=True))
-    requests = 2 * load.requests * len(turns)
-    return {
-        "requests_per_s": requests / (prefill_s + whole_s),
-        "decode_step_ms": (whole_s - prefill_s) / (load.output - 1) / len(turns) * 1e3,
-        "processor_ms_per_request": on_processor_s / requests * 1e3,
+    requests = load.requests * len(load.outputs) * len(turns)
+    row = {
+        "requests_per_s": requests / sum(sum(turn.bursts_s) for turn in turns),
+        "processor_ms_per_request": sum(turn.processor_s for turn in turns) / requests * 1e3,
     }
+    if load.outputs[0] == 1:
+        steps_s = sum(turn.bursts_s[1] - turn.bursts_s[0] for turn in turns)
+        row["decode_step_ms"] = steps_s / (load.outputs[1] - 1) / len(turns) * 1e3
+    return row
 
 
 def looking_s(client: Client) -> tuple[float, float]:
@@ -177,7 +174,7 @@ def run(args: argparse.Namespace) -> Row:
         with ThreadPoolExecutor(2) as starting:  # both at once: a start is half a minute
             list(starting.map(lambda each: stack.enter_context(each), servers.values()))
         for each in servers.values():
-            take_turn(each, bursts.pair(), load.output)
+            take_turn(each, bursts.of_a_turn(), load)
         watcher = Watcher(servers["on"], LOOKS_S[kind])
         before = looking_s(servers["on"])
         began = time.perf_counter()
@@ -186,10 +183,10 @@ def run(args: argparse.Namespace) -> Row:
                 break
             turns: dict[str, list[Turn]] = {"off": [], "on": []}
             for turn in range(load.turns):
-                prompts = bursts.pair()
+                prompts = bursts.of_a_turn()
                 for name in ("off", "on") if (number + turn) % 2 else ("on", "off"):
                     with watcher.watching() if name == "on" else nullcontext():
-                        turns[name].append(take_turn(servers[name], prompts, load.output))
+                        turns[name].append(take_turn(servers[name], prompts, load))
             for name, taken in turns.items():
                 values[name].append(figures(taken, load))
         after = looking_s(servers["on"])
@@ -210,7 +207,7 @@ def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], 
         "rounds": len(values["on"]),
         "scheduler_share": shares,
     }
-    for what in FIGURES[args.device]:
+    for what in values["on"][0]:
         first, middle, third = statistics.quantiles(on_by_off(values, what), n=4)
         row[what] = {
             **{name: median([each[what] for each in values[name]]) for name in values},
@@ -235,7 +232,7 @@ def main() -> None:
     results.add(row)
     shares = ", ".join(f"{what} {share:.2%}" for what, share in row["scheduler_share"].items())
     print(f"{row['rounds']} rounds; of the scheduler's time, by its own count: {shares}")
-    for what in FIGURES[args.device]:
+    for what in row["raw"]["on"][0]:
         figure, (low, high) = row[what], median_interval(on_by_off(row["raw"], what))
         print(
             f"{what}: on {figure['on']:.3f}, off {figure['off']:.3f}, "

@@ -111,8 +111,8 @@ def measure(client: Client, model: Path, load: Load, seed: int, scratch: Path) -
         "cold_ttft_ms": median(cold_ms),
         "ttft_ms": result["median_ttft_ms"],
         "ttft_p99_ms": result["p99_ttft_ms"],
-        "decode_step_ms": result["median_tpot_ms"],
-        "between_tokens_ms": result["median_itl_ms"],  # no other request's prefill is in the median of these
+        "decode_step_ms": result["median_itl_ms"],  # between two tokens: the median has no other request's prefill
+        "tpot_ms": result["median_tpot_ms"],  # a request's time without its first token, by the tokens: has them
         "tokens_per_s": result["output_throughput"],
         "hit_share": sum(result["cached_tokens"]) / sum(result["input_lens"]),
         "most_tokens_used": sampler.most,

@@ -41,9 +41,9 @@ def quick_loads(device: str) -> Loads:
     )
 
 
-def skipped(arm: str, sweep: str) -> bool:
-    """Without hits a load is mostly prefill: one sweep shows what hits are worth."""
-    return arm == "stock_no_hits" and sweep != "prefix"
+def skipped(arm: str, sweep: str, number: int) -> bool:
+    """Without hits a load is mostly prefill, and takes as long as all others: one sweep, two rounds."""
+    return arm == "stock_no_hits" and (sweep != "prefix" or number >= 2)
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
         for number in range(args.rounds):
             for sweep, value, load in loads:
                 for name, client in clients.items():
-                    if skipped(name, sweep) or time.monotonic() - began > args.seconds:
+                    if skipped(name, sweep, number) or time.monotonic() - began > args.seconds:
                         continue
                     rounds = raw.setdefault((name, sweep, value), [])
                     rounds.append(prefix_hit.measure(client, model, load, 1 + number, Path(scratch)))

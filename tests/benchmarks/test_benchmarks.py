@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from benchmarks import arms, beside, kernels_host, loads, observe_cost, plots, prefix_hit, quick, tree, vmm
+from benchmarks import arms, beside, compare, kernels_host, loads, observe_cost, plots, prefix_hit, quick, tree, vmm
 from benchmarks.common import median_interval
 from benchmarks.table_rows import first_token as first_token_table
 from benchmarks.table_rows import kernels_host as kernel_table
@@ -171,6 +171,20 @@ def test_a_watcher_looks_by_the_time_that_is_watched() -> None:
     assert asked[2:] == ["/vattn/state"]
 
 
+def test_a_row_comes_back_within_its_spread() -> None:
+    """Not one that was measured once, nor one that the other run lacks."""
+
+    def row(arm: str, ms: float, step: float, rounds: int = 3) -> dict[str, object]:
+        spread = {"ttft_ms": 0.1, "step_ms": 0.0}
+        return {"arm": arm, "ttft_ms": ms, "step_ms": step, "spread": spread, "raw": [{}] * rounds}
+
+    kept = {"rows": [row("vattn", 100, 7), row("once", 1, 1, rounds=1), row("gone", 1, 1)]}
+    again = {"key": ["arm"], "rows": [row("vattn", 91, 7.1), row("once", 9, 9)]}
+    found = {pair.figure: pair.comes_back for pair in compare.pairs(kept, again)}
+    assert found == {"ttft_ms": True, "step_ms": False}
+    assert [pair.figure for pair in compare.pairs(kept, again, ["step_ms"])] == ["step_ms"]
+
+
 def test_where_the_median_lies() -> None:
     """With a certainty of 95 %: of 300 draws of 40 values, about 15 intervals miss it."""
     draw = random.Random(0)
@@ -182,10 +196,13 @@ def test_where_the_median_lies() -> None:
 
 
 def test_a_round_adds_up_its_turns() -> None:
-    load = observe_cost.LOADS["cpu"]._replace(requests=10, output=5)
-    turns = [observe_cost.Turn(1.0, 3.0, 0.5), observe_cost.Turn(2.0, 4.0, 1.5)]
+    load = observe_cost.LOADS["cuda"]._replace(requests=10, outputs=(1, 5))
+    turns = [observe_cost.Turn((1.0, 3.0), 0.5), observe_cost.Turn((2.0, 4.0), 1.5)]
     figures = {"requests_per_s": 4.0, "decode_step_ms": 500.0, "processor_ms_per_request": 50.0}
     assert observe_cost.figures(turns, load) == figures
+    turns = [turn._replace(bursts_s=turn.bursts_s[1:]) for turn in turns]
+    figures = {"requests_per_s": 20 / 7, "processor_ms_per_request": 100.0}
+    assert observe_cost.figures(turns, load._replace(outputs=(5,))) == figures
 
 
 def test_scrubbing_is_compared_with_the_same_without() -> None:

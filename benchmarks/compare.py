@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a second run give the first one's rows back within their stated spread?
+
+    python -m benchmarks.compare benchmarks/results/h200/prefix_hit.json build/bench/prefix_hit.json
+    python -m benchmarks.compare kept.json again.json --figures ttft_ms tokens_per_s
+
+A figure does if it is no further from the first run's than that one's spread (a share of its median); one that was
+measured once has none to be within. Times belong to a machine: compare runs on machines of one kind. Exit code 1 if a
+figure does not come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Result = dict[str, Any]
+
+
+class Pair(NamedTuple):
+    """One figure of a row in both runs."""
+
+    row: str
+    figure: str
+    kept: float
+    again: float
+    spread: float
+
+    @property
+    def comes_back(self) -> bool:
+        return abs(self.again - self.kept) <= self.spread * abs(self.kept)
+
+
+def pairs(kept: Result, again: Result, figures: Sequence[str] | None = None) -> Iterator[Pair]:
+    """Every figure that has a spread in the first run and was measured in both; ``figures``: these alone."""
+    key = again["key"]
+    found = {tuple(row.get(field) for field in key): row for row in kept["rows"]}
+    for row in again["rows"]:
+        name = tuple(row.get(field) for field in key)
+        first = found.get(name)
+        if first is None or measured(first) < 2:
+            continue
+        for figure, spread in first["spread"].items():
+            if figure in row and figure in first and (figures is None or figure in figures):
+                yield Pair(" ".join(map(str, name)), figure, first[figure], row[figure], spread)
+
+
+def measured(row: dict[str, Any]) -> int:
+    """How many times: ``raw`` has an entry a round, or for each kind of measurement as many."""
+    raw = row["raw"]
+    return len(raw) if isinstance(raw, list) else min(map(len, raw.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kept", type=Path, help="the result that states the spread")
+    parser.add_argument("again", type=Path, help="the second run's")
+    parser.add_argument("--figures", nargs="+", help="default: all that have a spread")
+    args = parser.parse_args()
+    found = list(pairs(json.loads(args.kept.read_text()), json.loads(args.again.read_text()), args.figures))
+    if not found:
+        sys.exit("no figure to compare: the files have no row in common that was measured more than once")
+    for pair in found:
+        if not pair.comes_back:
+            print(f"{pair.row}: {pair.figure} {pair.kept:.4g} +- {pair.spread:.1%}, again {pair.again:.4g}")
+    back = sum(pair.comes_back for pair in found)
+    print(f"{back} of {len(found)} figures come back within their spread")
+    sys.exit(back < len(found))
+
+
+if __name__ == "__main__":
+    main()
