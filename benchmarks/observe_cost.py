@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What looking costs: a server with metrics, page and a viewer against one without any of them.
+"""What looking costs: a server with metrics, page and a viewer against one without.
 
     python -m benchmarks.observe_cost                   requests a second, on the host
     python -m benchmarks.observe_cost --device cuda     the decode step, Llama-3-8B geometry with dummy weights
-    python -m benchmarks.observe_cost --stock           what SGLang's own metrics cost without this plugin
+    python -m benchmarks.observe_cost --of ours         our metrics and page alone, SGLang's metrics on both
+    python -m benchmarks.observe_cost --of stock        what SGLang's own metrics cost without this plugin
 
 Both servers run at once and take turns, so what disturbs the machine disturbs both alike; the one that is not measured
 sleeps. `on` has `--enable-metrics --vattn-page`; meanwhile a viewer asks for `/vattn/state` once a second, as the page
-does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count as ours; `--stock`
-tells them apart. The figure is the median over the rounds of on / off. In a round each server has as many turns, a
-burst of requests a turn: on a host, whose processors are faster and slower from one second to the next, many short ones
-that add up to the scraper's five seconds. The scheduler's processor time bounds the requests a second there, so it is
-taken too.
+does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count too; ``--of`` tells
+them apart. The figure is the median over the rounds of on / off. In a round each server has as many turns, a burst of
+requests a turn: on a host, whose processors are faster and slower from one second to the next, many short ones that add
+up to the scraper's five seconds. The scheduler's processor time bounds the requests a second there, so it is taken too;
+and the scheduler counts itself how much of it looking takes, which no noise disturbs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,11 +36,22 @@ from benchmarks.common import RESULTS, ResultFile, Row, median, median_interval
 from tests.support.client import Client
 from tests.support.server import NO_PLUGINS, Server
 
-SERVERS = {
-    "vattn": (("--kv-backend=vattn",), ("--enable-metrics", "--vattn-page"), {}),
-    "stock": ((), ("--enable-metrics",), NO_PLUGINS),
-}  # name -> flags of both, flags of `on`, environment
-LOOKS_S = {"vattn": {"/vattn/state": 1.0, "/metrics": 5.0}, "stock": {"/metrics": 5.0}}
+
+class Side(NamedTuple):
+    """A server: its flags, its environment, and who asks for what every so many seconds meanwhile."""
+
+    flags: tuple[str, ...]
+    env: Mapping[str, str] = {}
+    looks_s: Mapping[str, float] = {}
+
+
+VATTN, METRICS, SCRAPED = "--kv-backend=vattn", "--enable-metrics", {"/metrics": 5.0}
+_ALL = Side((VATTN, METRICS, "--vattn-page"), looks_s={"/vattn/state": 1.0, **SCRAPED})
+SIDES = {
+    "all": {"off": Side((VATTN,)), "on": _ALL},
+    "ours": {"off": Side((VATTN, METRICS), {"VATTN_TEST_UNOBSERVED": "1"}, SCRAPED), "on": _ALL},
+    "stock": {"off": Side((), NO_PLUGINS), "on": Side((METRICS,), NO_PLUGINS, SCRAPED)},
+}
 Prompts = list[list[int]]
 
 
@@ -62,10 +74,9 @@ LOADS = {
 }
 
 
-def server(kind: str, name: str, device: str, folder: Path) -> Server:
-    both, on, env = SERVERS[kind]
-    flags = [*both, *LOADS[device].flags, *(on if name == "on" else ())]
-    return (GpuServer if device == "cuda" else Server)(model_for(device), folder / name, flags, env)
+def server(side: Side, device: str, folder: Path) -> Server:
+    kind = GpuServer if device == "cuda" else Server
+    return kind(model_for(device), folder, [*side.flags, *LOADS[device].flags], side.env)
 
 
 class Watcher:
@@ -86,7 +97,7 @@ class Watcher:
                     if time.monotonic() - began >= self._due_s[path]:
                         self._due_s[path] += every_s
                         self.client.text(path)
-                if over.wait(max(0.0, min(self._due_s.values()) - (time.monotonic() - began))):
+                if over.wait(max(0.0, min(self._due_s.values(), default=1.0) - (time.monotonic() - began))):
                     return
 
         viewer = threading.Thread(target=look)
@@ -168,14 +179,14 @@ def run(args: argparse.Namespace) -> Row:
     load = LOADS[args.device]
     bursts = Bursts(load, 250 if args.device == "cpu" else 120_000)
     values: dict[str, list[Row]] = {"off": [], "on": []}
-    kind = "stock" if args.stock else "vattn"
+    sides = SIDES[args.of]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        servers = {name: server(kind, name, args.device, Path(scratch)) for name in values}
+        servers = {name: server(side, args.device, Path(scratch) / name) for name, side in sides.items()}
         with ThreadPoolExecutor(2) as starting:  # both at once: a start is half a minute
             list(starting.map(lambda each: stack.enter_context(each), servers.values()))
         for each in servers.values():
             take_turn(each, bursts.of_a_turn(), load)
-        watcher = Watcher(servers["on"], LOOKS_S[kind])
+        watchers = {name: Watcher(servers[name], side.looks_s) for name, side in sides.items()}
         before = looking_s(servers["on"])
         began = time.perf_counter()
         for number in range(args.rounds):
@@ -185,13 +196,13 @@ def run(args: argparse.Namespace) -> Row:
             for turn in range(load.turns):
                 prompts = bursts.of_a_turn()
                 for name in ("off", "on") if (number + turn) % 2 else ("on", "off"):
-                    with watcher.watching() if name == "on" else nullcontext():
+                    with watchers[name].watching():
                         turns[name].append(take_turn(servers[name], prompts, load))
             for name, taken in turns.items():
                 values[name].append(figures(taken, load))
         after = looking_s(servers["on"])
     spent = {"metrics": after[0] - before[0], "page": after[1] - before[1]}
-    return summary(args, load, values, {what: seconds / watcher.watched_s for what, seconds in spent.items()})
+    return summary(args, load, values, {what: seconds / watchers["on"].watched_s for what, seconds in spent.items()})
 
 
 def on_by_off(values: Mapping[str, Sequence[Row]], what: str) -> list[float]:
@@ -201,7 +212,7 @@ def on_by_off(values: Mapping[str, Sequence[Row]], what: str) -> list[float]:
 
 def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], shares: dict[str, float]) -> Row:
     row: Row = {
-        "server": "stock" if args.stock else "vattn",
+        "of": args.of,
         "device": args.device,
         "load": load._asdict(),
         "rounds": len(values["on"]),
@@ -220,14 +231,14 @@ def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=list(LOADS), default="cpu")
-    parser.add_argument("--stock", action="store_true", help="SGLang without the plugin, its own metrics alone")
+    parser.add_argument("--of", choices=list(SIDES), default="all", help="what is on or off; default: metrics and page")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=150.0, help="begin no other round after so long")
     parser.add_argument("--out", help="default: observe_cost.json among this device's results")
     args = parser.parse_args()
     folder = "h200" if args.device == "cuda" else "cpu"
     out = Path(args.out) if args.out else RESULTS / folder / "observe_cost.json"
-    results = ResultFile(out, "observe_cost", ["server"], device=args.device, resume=True)
+    results = ResultFile(out, "observe_cost", ["of"], device=args.device, resume=True)
     row = run(args)
     results.add(row)
     shares = ", ".join(f"{what} {share:.2%}" for what, share in row["scheduler_share"].items())

@@ -122,8 +122,12 @@ def observe_cost(result: Result) -> Rows:
         "decode_step_ms": "decode step, ms",
         "processor_ms_per_request": "scheduler's processor time a request, ms",
     }
-    servers = {"vattn": "vattn", "stock": "stock, SGLang's metrics alone"}
-    rows = [["server", "", "off", "on", "on / off, median of rounds", "sure to 95 %", "quartiles", "rounds"]]
+    of = {
+        "all": "SGLang's metrics, ours, the page",
+        "ours": "ours and the page",
+        "stock": "SGLang's metrics, stock server",
+    }
+    rows = [["on or off", "", "off", "on", "on / off, median of rounds", "sure to 95 %", "quartiles", "rounds"]]
     for row in result["rows"]:
         for name, label in names.items():
             if name not in row:
@@ -134,7 +138,7 @@ def observe_cost(result: Result) -> Rows:
                 for values in (median_interval(on_by_off(row["raw"], name)), figure["quartiles"])
             )
             rows.append([
-                servers[row["server"]], label, number(figure["off"], 4), number(figure["on"], 4),
+                of[row["of"]], label, number(figure["off"], 4), number(figure["on"], 4),
                 f"{figure['on_by_off']:.4f}", sure, quartiles, str(row["rounds"]),
             ])  # fmt: skip
     return rows

@@ -22,6 +22,7 @@ OF_EVERY_RANK = (
     *("evicted_pages", "batches_rows", "batches_pages", "batches_shared", "pages_mapped", "unmap_calls", "errors"),
 )
 CHECK = os.environ.get("VATTN_TEST_INTEGRITY") == "1"  # /vattn/state then says what is wrong in the core
+UNOBSERVED = os.environ.get("VATTN_TEST_UNOBSERVED") == "1"  # to measure what this module costs
 RENEW_S = 1.0  # SGLang reports at every prefill; ours costs O(requests), so a burst shares one look
 SAMPLE_INTERVAL_S = 1.0
 SAMPLES = 300
@@ -179,7 +180,7 @@ class Observer:
 def attach(result: None, scheduler: Any) -> None:
     """After ``Scheduler.init_metrics_reporter``: one observer for this scheduler, if the pool is ours."""
     allocator = scheduler.token_to_kv_pool_allocator
-    if isinstance(allocator, VattnAllocator):
+    if isinstance(allocator, VattnAllocator) and not UNOBSERVED:
         Observer.current = Observer(scheduler, allocator)
 
 

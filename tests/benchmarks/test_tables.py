@@ -41,7 +41,7 @@ def test_a_result_file_grows_row_by_row_and_resumes(tmp_path: Path) -> None:
     again = ResultFile(path, "x", ["arm", "value"], resume=True)
     assert again.has(arm="a", value=None) and not again.has(arm="b", value=None)
     assert not ResultFile(path, "x", ["arm", "value"]).has(arm="a", value=2)
-    assert set(json.loads(path.read_text())) == {"machine", "versions", "date", "command", "rows"}
+    assert set(json.loads(path.read_text())) == {"machine", "versions", "date", "command", "key", "rows"}
 
 
 def test_spreads() -> None:

@@ -15,6 +15,7 @@ from sglang_vattn.radix import PrefixTree
 
 from sglang_vattn import _core
 from sglang_vattn.allocator import VattnAllocator
+from sglang_vattn.observe import observer as observing
 from sglang_vattn.observe import tree_view
 from sglang_vattn.observe.observer import Observer
 from sglang_vattn.observe.page_states import STATES
@@ -191,3 +192,15 @@ def test_locks_and_an_empty_tree_are_seen_at_once() -> None:
     view._due_s = float("inf")  # no walk is paid for any more
     tree.evict(2)
     assert look() == [] and view.age_s == 0
+
+
+def test_a_server_can_be_measured_without(monkeypatch: pytest.MonkeyPatch, observer: Observer) -> None:
+    reporter = SimpleNamespace(current_scheduler_metrics_enabled=False, metrics_collector=None)
+    scheduler = SimpleNamespace(metrics_reporter=reporter, token_to_kv_pool_allocator=observer.allocator)
+    monkeypatch.setattr(Observer, "current", None)
+    monkeypatch.setattr(observing, "UNOBSERVED", True)
+    observing.attach(None, scheduler)
+    assert Observer.current is None
+    monkeypatch.setattr(observing, "UNOBSERVED", False)
+    observing.attach(None, scheduler)
+    assert Observer.current is not None
