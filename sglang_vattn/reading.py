@@ -49,6 +49,7 @@ class Reading:
         self.rows = rows
         self.rows_possible = True  # whether the attention backend has a form for rows
         self.share_possible = False  # ... and for groups; the backend says so
+        self.pages_as_fast = False  # whether the kernel reads pages at the speed of rows; the backend says so
         self.share = share
         self.ranks: Ranks | None = None  # of tensor parallelism; None for one
         self.paths = SharedPaths()
@@ -96,9 +97,9 @@ class Reading:
         """Whether a request that was just admitted gets its row only when it decodes outside a group.
 
         One with a long hit will most likely read its prefix with others, from one row: to alias it into a row of its
-        own, 38 us a page, would be for nothing. Its first forward reads pages.
+        own, 38 us a page, would be for nothing. Its first forward reads pages, so not where that is slow.
         """
-        sharing = self.share and self.share_possible and self.mode == "auto"
+        sharing = self.share and self.share_possible and self.pages_as_fast and self.mode == "auto"
         return sharing and request.shared >= self.least_deferred_pages
 
     def _map_deferred(self, requests: list[RequestPages]) -> None:

@@ -60,6 +60,7 @@ class Fa3RowBackend(FlashAttentionBackend):
         whole = not windows and self.head_dim & (self.head_dim - 1) == 0
         allocator.reading.rows_possible = self._model_fits
         allocator.reading.share_possible = self._model_fits and whole
+        allocator.reading.pages_as_fast = True
 
     # ------------------------------------------------------------------ metadata
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from sglang_vattn import building
 from sglang_vattn.attention.variants import PAGED, ROWS, SHARED, RowGraphVariants
-from sglang_vattn.reading import LEAST_BATCH
+from sglang_vattn.reading import LEAST_BATCH, Reading
 
 
 @pytest.mark.parametrize(("rows", "share"), [(True, True), (True, False), (False, False)])
@@ -49,3 +49,13 @@ def test_each_variant_is_captured_where_it_can_be_chosen(
 def test_without_variants_of_ours_every_graph_is_captured() -> None:
     runner = SimpleNamespace(attention_graph_variants=None, capture_bs=[1])
     assert building.capture_one_shape(lambda self, size, forward: size, runner, 1, None) == 1
+
+
+def test_a_long_hit_gets_no_row_at_first_only_where_pages_are_read_as_fast() -> None:
+    """On the host a first forward by pages took ten times as long as one by rows."""
+    reading = Reading("auto", cast(Any, None), page_size=128, page_bytes_per_layer=1 << 20, share=True)
+    reading.share_possible = True
+    hit = cast(Any, SimpleNamespace(shared=reading.least_deferred_pages))
+    assert not reading.defers_row(hit)
+    reading.pages_as_fast = True
+    assert reading.defers_row(hit)

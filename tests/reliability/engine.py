@@ -64,7 +64,7 @@ class Engine:
         )
         self.written_by: dict[int, Namespace] = {}  # whose token each hash in the pages is
         self.reading = self.allocator.reading
-        self.reading.share_possible = True
+        self.reading.share_possible = self.reading.pages_as_fast = True
         self.reading.least_saved_pages = self.reading.least_saved_pages_of_a_group = 1
         self.tree = VattnTreeCache(
             CacheInitParams(
