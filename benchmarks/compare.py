@@ -61,7 +61,10 @@ def main() -> None:
     parser.add_argument("again", type=Path, help="the second run's")
     parser.add_argument("--figures", nargs="+", help="default: all that have a spread")
     args = parser.parse_args()
-    found = list(pairs(json.loads(args.kept.read_text()), json.loads(args.again.read_text()), args.figures))
+    kept, again = (json.loads(path.read_text()) for path in (args.kept, args.again))
+    if "key" not in again:
+        sys.exit(f"{args.again} does not say which fields name a row (`key`): measure it with this version")
+    found = list(pairs(kept, again, args.figures))
     if not found:
         sys.exit("no figure to compare: the files have no row in common that was measured more than once")
     for pair in found:
