@@ -61,16 +61,31 @@ class GpuServer(Server):
         self._env = {**inherited, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **env}
 
 
-def dummy_llama(folder: Path) -> Path:
-    """Llama-3-8B's configuration, for dummy weights, and a tokenizer with a word for each id."""
+# A model that is served on a CPU: SmolLM2-135M, a small Llama.
+SMOLLM2_135M: dict[str, Any] = {
+    **LLAMA_3_8B,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
+
+
+def dummy_llama(folder: Path, config: Mapping[str, Any] = LLAMA_3_8B) -> Path:
+    """A Llama's configuration, for dummy weights, and a tokenizer with a word for each id."""
     if (folder / "tokenizer.json").exists():
         return folder
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(LLAMA_3_8B))
-    words = {f"w{i}": i for i in range(LLAMA_3_8B["vocab_size"])}  # type: ignore[call-overload]
+    (folder / "config.json").write_text(json.dumps(config))
+    words = {f"w{i}": i for i in range(config["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w0", eos_token="w1").save_pretrained(folder)

@@ -43,6 +43,11 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / middle if middle else 0.0
 
 
+def stated(share: float) -> float:
+    """A spread as the tables state it: rounded up to a whole percent, 1 % at least. A few rounds know no finer one."""
+    return max(1, math.ceil(share * 100 - 1e-9)) / 100
+
+
 def quartile_spread(values: Sequence[float]) -> float:
     """(third quartile - first) / median: for many short measurements, where one interruption is the maximum."""
     if len(values) < 4:

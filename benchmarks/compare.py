@@ -3,9 +3,11 @@
 
     python -m benchmarks.compare benchmarks/results/h200/prefix_hit.json build/bench/prefix_hit.json
     python -m benchmarks.compare kept.json again.json --figures ttft_ms tokens_per_s
+    python -m benchmarks.compare kept.json again.json --ratios
 
-A figure does if it is no further from the first run's than that one's spread (a share of its median); one that was
-measured once has none to be within. Times belong to a machine: compare runs on machines of one kind. Exit code 1 if a
+A figure does if it is no further from the first run's than that one's spread (a share of its median, as the tables
+state it); one that was measured once has none to be within. Times belong to a machine, even among machines of one
+kind: ``--ratios`` compares ours over stock instead (`ratios.py`; for results whose rows have an arm). Exit code 1 if a
 figure does not come back.
 """
 
@@ -17,6 +19,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from benchmarks.common import stated
+from benchmarks.ratios import as_ratios
 
 Result = dict[str, Any]
 
@@ -32,7 +37,7 @@ class Pair(NamedTuple):
 
     @property
     def comes_back(self) -> bool:
-        return abs(self.again - self.kept) <= self.spread * abs(self.kept)
+        return abs(self.again - self.kept) <= stated(self.spread) * abs(self.kept)
 
 
 def pairs(kept: Result, again: Result, figures: Sequence[str] | None = None) -> Iterator[Pair]:
@@ -59,17 +64,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kept", type=Path, help="the result that states the spread")
     parser.add_argument("again", type=Path, help="the second run's")
+    parser.add_argument("--ratios", action="store_true", help="of ours over the better stock arm's, round by round")
     parser.add_argument("--figures", nargs="+", help="default: all that have a spread")
     args = parser.parse_args()
     kept, again = (json.loads(path.read_text()) for path in (args.kept, args.again))
     if "key" not in again:
         sys.exit(f"{args.again} does not say which fields name a row (`key`): measure it with this version")
+    if args.ratios:
+        kept, again = (as_ratios(result, again["key"]) for result in (kept, again))
     found = list(pairs(kept, again, args.figures))
     if not found:
         sys.exit("no figure to compare: the files have no row in common that was measured more than once")
     for pair in found:
         if not pair.comes_back:
-            print(f"{pair.row}: {pair.figure} {pair.kept:.4g} +- {pair.spread:.1%}, again {pair.again:.4g}")
+            print(f"{pair.row}: {pair.figure} {pair.kept:.4g} +- {stated(pair.spread):.0%}, again {pair.again:.4g}")
     back = sum(pair.comes_back for pair in found)
     print(f"{back} of {len(found)} figures come back within their spread")
     sys.exit(back < len(found))

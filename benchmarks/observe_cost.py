@@ -2,6 +2,7 @@
 """What looking costs: a server with metrics, page and a viewer against one without.
 
     python -m benchmarks.observe_cost                   requests a second, on the host
+    python -m benchmarks.observe_cost --model 135m      the same with a model that people serve there, dummy weights
     python -m benchmarks.observe_cost --device cuda     the decode step, Llama-3-8B geometry with dummy weights
     python -m benchmarks.observe_cost --of ours         our metrics and page alone, SGLang's metrics on both
     python -m benchmarks.observe_cost --of stock        what SGLang's own metrics cost without this plugin
@@ -9,10 +10,11 @@
 Both servers run at once and take turns, so what disturbs the machine disturbs both alike; the one that is not measured
 sleeps. `on` has `--enable-metrics --vattn-page`; meanwhile a viewer asks for `/vattn/state` once a second, as the page
 does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count too; ``--of`` tells
-them apart. The figure is the median over the rounds of on / off. In a round each server has as many turns, a burst of
-requests a turn: on a host, whose processors are faster and slower from one second to the next, many short ones that add
-up to the scraper's five seconds. The scheduler's processor time bounds the requests a second there, so it is taken too;
-and the scheduler counts itself how much of it looking takes, which no noise disturbs.
+them apart. A step of the tiny model is all Python: there looking weighs most. The figure is the median over the rounds
+of on / off. A round is a few turns each, a burst of requests a turn: on a host, whose processors are faster
+and slower from one second to the next, short ones; of the tiny model as many as add up to the scraper's five seconds.
+The scheduler's processor time bounds the requests a second there, so it is taken too; and the scheduler counts itself
+how much of it looking takes, which no noise disturbs.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks.arms import GpuServer, counters, model_for
+from benchmarks.arms import HOST_POOL, MODELS, SMOLLM2_135M, GpuServer, counters, dummy_llama, model_for
 from benchmarks.common import RESULTS, ResultFile, Row, median, median_interval
 from tests.support.client import Client
 from tests.support.server import NO_PLUGINS, Server
@@ -68,15 +70,21 @@ class Load(NamedTuple):
 
 
 LOADS = {
-    "cpu": Load(12, 16, 4, 400, 40, (32,), ("--max-total-tokens=65536", "--max-running-requests=48", "--page-size=16")),
+    "tiny": Load(12, 16, 4, 400, 40, (32,), (HOST_POOL, "--max-running-requests=48", "--page-size=16")),
+    "135m": Load(1, 4, 4, 400, 40, (8,), ("--max-total-tokens=16384", "--page-size=16", "--load-format=dummy")),
     # Two engines on one GPU: a number of tokens, so that neither counts on what the other has not taken yet.
-    "cuda": Load(1, 64, 8, 2048, 64, (1, 200), ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
+    "8b": Load(1, 64, 8, 2048, 64, (1, 200), ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
 }
+VOCABULARY = {"tiny": 250, "135m": 49_000, "8b": 120_000}
+MODEL = {"cpu": "tiny", "cuda": "8b"}  # unless another is asked for
 
 
-def server(side: Side, device: str, folder: Path) -> Server:
-    kind = GpuServer if device == "cuda" else Server
-    return kind(model_for(device), folder, [*side.flags, *LOADS[device].flags], side.env)
+def server(side: Side, model: str, folder: Path) -> Server:
+    flags = [*side.flags, *LOADS[model].flags]
+    if model == "8b":
+        return GpuServer(model_for("cuda"), folder, flags, side.env)
+    weights = dummy_llama(MODELS / "dummy-smollm2-135m", SMOLLM2_135M) if model == "135m" else model_for("cpu")
+    return Server(weights, folder, flags, side.env)
 
 
 class Watcher:
@@ -176,12 +184,12 @@ def looking_s(client: Client) -> tuple[float, float]:
 
 
 def run(args: argparse.Namespace) -> Row:
-    load = LOADS[args.device]
-    bursts = Bursts(load, 250 if args.device == "cpu" else 120_000)
+    load = LOADS[args.model]
+    bursts = Bursts(load, VOCABULARY[args.model])
     values: dict[str, list[Row]] = {"off": [], "on": []}
     sides = SIDES[args.of]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        servers = {name: server(side, args.device, Path(scratch) / name) for name, side in sides.items()}
+        servers = {name: server(side, args.model, Path(scratch) / name) for name, side in sides.items()}
         with ThreadPoolExecutor(2) as starting:  # both at once: a start is half a minute
             list(starting.map(lambda each: stack.enter_context(each), servers.values()))
         for each in servers.values():
@@ -213,6 +221,7 @@ def on_by_off(values: Mapping[str, Sequence[Row]], what: str) -> list[float]:
 def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], shares: dict[str, float]) -> Row:
     row: Row = {
         "of": args.of,
+        "model": args.model,
         "device": args.device,
         "load": load._asdict(),
         "rounds": len(values["on"]),
@@ -230,15 +239,19 @@ def summary(args: argparse.Namespace, load: Load, values: dict[str, list[Row]], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=list(LOADS), default="cpu")
+    parser.add_argument("--device", choices=list(MODEL), default="cpu")
+    parser.add_argument("--model", choices=list(LOADS), help="default: tiny, and on a GPU 8b")
     parser.add_argument("--of", choices=list(SIDES), default="all", help="what is on or off; default: metrics and page")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=150.0, help="begin no other round after so long")
     parser.add_argument("--out", help="default: observe_cost.json among this device's results")
     args = parser.parse_args()
+    args.model = args.model or MODEL[args.device]
+    if (args.model == "8b") != (args.device == "cuda"):
+        parser.error(f"--model {args.model} is not for --device {args.device}: 8b is for cuda, the others for cpu")
     folder = "h200" if args.device == "cuda" else "cpu"
     out = Path(args.out) if args.out else RESULTS / folder / "observe_cost.json"
-    results = ResultFile(out, "observe_cost", ["of"], device=args.device, resume=True)
+    results = ResultFile(out, "observe_cost", ["of", "model"], device=args.device, resume=True)
     row = run(args)
     results.add(row)
     shares = ", ".join(f"{what} {share:.2%}" for what, share in row["scheduler_share"].items())

@@ -123,8 +123,8 @@ def measure(client: Client, model: Path, load: Load, seed: int, scratch: Path) -
 
 
 def row_of(arm: str, sweep: str, value: object, load: Load, raw: list[dict[str, Any]]) -> Row:
-    """Medians and spreads of these rounds."""
-    names = [name for name in raw[0] if name != "ttfts_s"]
+    """Medians and spreads of these rounds; a round may say at which start of its server it was measured."""
+    names = [name for name in raw[0] if name not in ("ttfts_s", "start")]
     values = {name: [one[name] for one in raw] for name in names}
     return {
         "arm": arm,

@@ -5,7 +5,9 @@
 
 The servers start at the same time, with a smaller pool each, and are measured in turns, the others idle. The loads come
 first, round by round, as many as begin within ``--seconds``; then the trace, on one server after the other. Rows have
-the form of `prefix_hit` and `trace_replay`, which take an hour: one server at a time, with all memory.
+the form of `prefix_hit` and `trace_replay`, which take an hour: one server at a time, with all memory. With ``--add``
+the rounds of the loads join those that the result has from other starts of the servers, so that a row's spread has what
+differs from start to start.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def quick_loads(device: str) -> Loads:
 
 
 def skipped(arm: str, sweep: str, number: int) -> bool:
-    """Without hits a load is mostly prefill, and takes as long as all others: one sweep, two rounds."""
-    return arm == "stock_no_hits" and (sweep != "prefix" or number >= 2)
+    """Without hits a load is mostly prefill, and takes as long as all others: one sweep, one round a start."""
+    return arm == "stock_no_hits" and (sweep != "prefix" or number >= 1)
 
 
 def main() -> None:
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seconds", type=float, default=200.0, help="begin no load after so many, all rounds together")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--add", action="store_true", help="to the rounds that the result of the loads has")
     parser.add_argument("--trace", type=Path, default=TRACE, help="skipped if there is no such file")
     parser.add_argument("--trace-start", type=float, default=600.0, help="seconds into the trace")
     parser.add_argument("--trace-seconds", type=float, default=15.0)
@@ -63,8 +66,12 @@ def main() -> None:
         for client in clients.values():  # what is compiled at its first use; not kept
             warm = BASE[args.device]._replace(members=2, output=16)
             prefix_hit.measure(client, model, warm, 99, Path(scratch))
-        results = ResultFile(out / "prefix_hit.json", "quick", ["arm", "sweep", "value"], device=args.device)
-        raw: dict[tuple[str, str, Any], list[dict[str, Any]]] = {}
+        key = ["arm", "sweep", "value"]
+        results = ResultFile(out / "prefix_hit.json", "quick", key, device=args.device, resume=args.add)
+        raw: dict[tuple[str, str, Any], list[dict[str, Any]]] = {
+            (row["arm"], row["sweep"], row["value"]): row["raw"] for row in results.rows
+        }
+        start = 1 + max((one.get("start", 1) for rounds in raw.values() for one in rounds), default=0)
         began = time.monotonic()
         for number in range(args.rounds):
             for sweep, value, load in loads:
@@ -72,7 +79,8 @@ def main() -> None:
                     if skipped(name, sweep, number) or time.monotonic() - began > args.seconds:
                         continue
                     rounds = raw.setdefault((name, sweep, value), [])
-                    rounds.append(prefix_hit.measure(client, model, load, 1 + number, Path(scratch)))
+                    measured = prefix_hit.measure(client, model, load, 1 + len(rounds), Path(scratch))
+                    rounds.append(measured | {"start": start})
                     results.add(row := prefix_hit.row_of(name, sweep, value, load, rounds))
                     print(prefix_hit.format_row(row), flush=True)
         if args.trace.exists():

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.common import median_interval, quartile_spread
+from benchmarks.common import median_interval, quartile_spread, stated
 from benchmarks.observe_cost import on_by_off
+from benchmarks.ratios import OURS, against_stock
 from benchmarks.steady import lost_to_mapping
 
 Result = dict[str, Any]
@@ -32,7 +33,7 @@ def number(value: float, digits: int = 3) -> str:
 
 def within(value: float, spread: float | None, digits: int = 3) -> str:
     """With its spread, or without one where it was measured once."""
-    return number(value, digits) + (f" ({spread:.0%})" if spread is not None else "")
+    return number(value, digits) + (f" ({stated(spread):.0%})" if spread is not None else "")
 
 
 def _arms(result: Result, names: dict[str, str]) -> Rows:
@@ -127,7 +128,9 @@ def observe_cost(result: Result) -> Rows:
         "ours": "ours and the page",
         "stock": "SGLang's metrics, stock server",
     }
-    rows = [["on or off", "", "off", "on", "on / off, median of rounds", "sure to 95 %", "quartiles", "rounds"]]
+    models = {"tiny": "tiny, 4 layers", "135m": "SmolLM2-135M", "8b": "Llama-3-8B"}
+    rows = [["model", "on or off", "", "off", "on", "on / off, median of rounds", "sure to 95 %", "quartiles",
+             "rounds"]]  # fmt: skip
     for row in result["rows"]:
         for name, label in names.items():
             if name not in row:
@@ -138,7 +141,7 @@ def observe_cost(result: Result) -> Rows:
                 for values in (median_interval(on_by_off(row["raw"], name)), figure["quartiles"])
             )
             rows.append([
-                of[row["of"]], label, number(figure["off"], 4), number(figure["on"], 4),
+                models[row["model"]], of[row["of"]], label, number(figure["off"], 4), number(figure["on"], 4),
                 f"{figure['on_by_off']:.4f}", sure, quartiles, str(row["rounds"]),
             ])  # fmt: skip
     return rows
@@ -234,15 +237,21 @@ def vmm(result: Result) -> Rows:
 
 
 def prefix_hit(result: Result) -> Rows:
-    rows = [["sweep", "value", "arm", "cold TTFT, ms", "TTFT, ms", "decode step, ms", "output tok/s", "hits",
-             "tokens held", "map calls", "unmap calls"]]  # fmt: skip
+    rows = [["sweep", "value", "arm", "cold TTFT, ms", "TTFT, ms", "decode step, ms", "over stock", "output tok/s",
+             "over stock", "hits", "tokens held", "map calls", "unmap calls"]]  # fmt: skip
+    ratios = {(row["sweep"], row["value"]): row for row in against_stock(result["rows"], ("arm", "sweep", "value"))}
     order = list(dict.fromkeys((row["sweep"], str(row["value"])) for row in result["rows"]))
     for row in sorted(result["rows"], key=lambda row: order.index((row["sweep"], str(row["value"])))):
         spread = row["spread"] if len(row["raw"]) > 1 else {}
         timed = [within(row[name], spread.get(name)) for name in ("cold_ttft_ms", "ttft_ms", "decode_step_ms")]
+        ratio = ratios.get((row["sweep"], row["value"])) if row["arm"] == OURS else None
+        step, rate = (
+            within(ratio[name], ratio["spread"][name] if len(ratio["raw"][name]) > 1 else None) if ratio else ""
+            for name in ("decode_step_ms", "tokens_per_s")
+        )
         rows.append([
             row["sweep"], "uniform" if row["value"] is None else str(row["value"]), row["arm"].replace("_", " "),
-            *timed, within(row["tokens_per_s"], spread.get("tokens_per_s"), 4), f"{row['hit_share']:.3f}",
+            *timed, step, within(row["tokens_per_s"], spread.get("tokens_per_s"), 4), rate, f"{row['hit_share']:.3f}",
             f"{row['most_tokens_used']:,.0f}", f"{row['map_calls']:,.0f}", f"{row['unmap_calls']:,.0f}",
         ])  # fmt: skip
     return rows

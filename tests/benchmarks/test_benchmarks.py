@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import statistics
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,21 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from benchmarks import arms, beside, compare, kernels_host, loads, observe_cost, plots, prefix_hit, quick, tree, vmm
-from benchmarks.common import median_interval
+from benchmarks import (
+    arms,
+    beside,
+    compare,
+    kernels_host,
+    loads,
+    observe_cost,
+    plots,
+    prefix_hit,
+    quick,
+    ratios,
+    tree,
+    vmm,
+)
+from benchmarks.common import median_interval, stated
 from benchmarks.table_rows import first_token as first_token_table
 from benchmarks.table_rows import kernels_host as kernel_table
 from benchmarks.table_rows import scrub_cost as scrub_cost_table
@@ -183,6 +197,30 @@ def test_a_row_comes_back_within_its_spread() -> None:
     found = {pair.figure: pair.comes_back for pair in compare.pairs(kept, again)}
     assert found == {"ttft_ms": True, "step_ms": False}
     assert [pair.figure for pair in compare.pairs(kept, again, ["step_ms"])] == ["step_ms"]
+    assert [stated(share) for share in (0.0, 0.0012, 0.01, 0.0101, 0.07)] == [0.01, 0.01, 0.01, 0.02, 0.07]
+
+
+def test_ours_over_the_better_stock_arm_by_rounds_that_took_turns() -> None:
+    def row(arm: str, value: int, steps: dict[int, list[float]]) -> dict[str, object]:
+        raw = [
+            {"start": start, "decode_step_ms": ms, "tokens_per_s": 1 / ms, "cold_ttft_ms": 1.0, "ttft_ms": 1.0}
+            for start, values in steps.items()
+            for ms in values
+        ]
+        figures = {figure: statistics.median(one[figure] for one in raw) for figure in ratios.FIGURES}
+        return {"arm": arm, "value": value, **figures, "raw": raw}
+
+    rows = [
+        row("vattn", 1, {1: [4.0, 5.0], 2: [6.0]}),
+        row("stock_page1", 1, {1: [20.0, 20.0], 2: [20.0]}),
+        row("stock_page128", 1, {1: [8.0], 2: [15.0]}),  # the better one, in two of the rounds
+        row("vattn", 2, {1: [1.0]}),  # no stock arm has it
+    ]
+    [found] = ratios.against_stock(rows, ("arm", "value"))
+    assert (found["arm"], found["value"]) == ("vattn", 1)
+    assert found["raw"]["decode_step_ms"] == [0.5, 0.4] and found["decode_step_ms"] == pytest.approx(0.45)
+    assert found["raw"]["tokens_per_s"] == pytest.approx([2.0, 2.5])
+    assert found["spread"]["decode_step_ms"] == pytest.approx(0.1 / 0.45)
 
 
 def test_where_the_median_lies() -> None:
@@ -196,7 +234,7 @@ def test_where_the_median_lies() -> None:
 
 
 def test_a_round_adds_up_its_turns() -> None:
-    load = observe_cost.LOADS["cuda"]._replace(requests=10, outputs=(1, 5))
+    load = observe_cost.LOADS["8b"]._replace(requests=10, outputs=(1, 5))
     turns = [observe_cost.Turn((1.0, 3.0), 0.5), observe_cost.Turn((2.0, 4.0), 1.5)]
     figures = {"requests_per_s": 4.0, "decode_step_ms": 500.0, "processor_ms_per_request": 50.0}
     assert observe_cost.figures(turns, load) == figures

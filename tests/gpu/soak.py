@@ -61,6 +61,8 @@ ENGINES: dict[str, dict[str, Any]] = {
         "disable_cuda_graph": True,
     },
 }
+# Few graphs, for a sanitizer: it looks at every kernel that is captured.
+SHORT: dict[str, Any] = {"cuda_graph_bs_decode": [8, 32], "cuda_graph_backend_prefill": "disabled"}
 COMMON = {
     "skip_tokenizer_init": True,
     "sampling_backend": "pytorch",
@@ -88,7 +90,8 @@ class Phase:
         on_cpu = args.device == "cpu"
         self.vocabulary = VOCABULARY if on_cpu else jobs.VOCABULARY
         extra = VATTN_ON_CPU if on_cpu and args.phase == "vattn" else {}
-        options = {**COMMON, **ENGINES[args.device], **PHASES[args.phase], **extra}
+        short = SHORT if args.short else {}
+        options = {**COMMON, **ENGINES[args.device], **PHASES[args.phase], **extra, **short}
         self.engine = sglang.Engine(model_path=str(self.scratch / "model"), **options)
         self.too_long = options["max_total_tokens"] + 500
         self.longest = options["max_total_tokens"] // 6
@@ -198,7 +201,7 @@ def run_phase(args: argparse.Namespace, phase: str, seconds: float) -> dict[str,
     result.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.gpu.soak", "--phase", phase, "--seconds", str(seconds)]
     command += ["--scratch", str(scratch), "--device", args.device]
-    command += ["--at-once", str(args.at_once), "--prompts", str(args.prompts)]
+    command += ["--at-once", str(args.at_once), "--prompts", str(args.prompts), *(["--short"] if args.short else [])]
     env = {**os.environ, **ENV, **SHARE_SOON}
     began = time.monotonic()
     with (scratch / f"{phase}.log").open("w") as log:
@@ -248,6 +251,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=120)
     parser.add_argument("--noise-seconds", type=float, default=90, help="of the same load on stock SGLang")
+    parser.add_argument("--short", action="store_true", help="few CUDA graphs: for compute-sanitizer")
     parser.add_argument("--phase", choices=list(PHASES), help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -28,7 +28,7 @@ from tests.support.engines import Request, Run, log_of, run_all
 from tests.support.tiny_model import GEOMETRIES, LORA_NAMES, write_lora, write_model_of_geometry
 
 VOCABULARY = 512
-AT_ONCE = 10  # engines on the GPU
+AT_ONCE = 12  # engines on the GPU
 ENGINE = {
     "skip_tokenizer_init": True,
     "sampling_backend": "pytorch",
