@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,9 +110,15 @@ def runs_of(group: Group, scratch: Path) -> dict[str, Run]:
     return {name: {"engine": engine, "requests": wanted} for name, engine in engines.items()}
 
 
+Answered = dict[tuple[str, str], "Future[dict[str, Any]]"]
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str, Any]], Path]:
-    """What each engine of each group answered, and the folder with the distributions; several engines at once."""
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Answered, Path]]:
+    """What each engine of each group answers, and the folder with the distributions; several engines at once.
+
+    In the order of the groups, so that a run that is cut off has judged the first of them.
+    """
     scratch = Path(os.environ.get("VATTN_GPU_SCRATCH") or tmp_path_factory.mktemp("models"))
     families = {GROUPS[name].family for name in CHOSEN}
     for family in families:
@@ -124,45 +130,44 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[st
     wanted = {(group, name): run for group in CHOSEN for name, run in runs_of(GROUPS[group], scratch).items()}
 
     def run(which: tuple[str, str]) -> dict[str, Any]:
-        label = "-".join(which)
+        label, began = "-".join(which), time.monotonic()
         one: Run = {**wanted[which], "distributions": (str(scratch / f"{label}.npz"), VOCABULARY)}
         [result] = run_all([one], scratch / f"log-{label}", os.environ)
         if "error" in result:
             print(f"{label}:\n{log_of(scratch / f'log-{label}')[-6000:]}")
+        print(f"{label}: {time.monotonic() - began:.0f} s")
         return result
 
-    began = time.monotonic()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        done = dict(zip(wanted, pool.map(run, wanted), strict=True))
-    print(f"{len(wanted)} engines in {time.monotonic() - began:.0f} s")
-    return {group: {name: done[group, name] for of, name in wanted if of == group} for group in CHOSEN}, scratch
+        yield {which: pool.submit(run, which) for which in wanted}, scratch
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in CHOSEN for name in GROUPS[group].ours])
-def test_within_the_noise_of_stock(results: tuple[dict[str, dict[str, Any]], Path], group: str, name: str) -> None:
-    found, scratch = results
+def test_within_the_noise_of_stock(engines: tuple[Answered, Path], group: str, name: str) -> None:
+    answered, scratch = engines
     if reason := refused(name):
         print(f"\nrefused: {reason}")
         assert "pip install" in reason or name == "torch"
         return
     adapters = len(GROUPS[group].adapters)
     others = [f"noise{i}" for i in range(len(GROUPS[group].noise))]
-    for engine in ("stock", *others, name):
-        assert "error" not in found[group][engine], f"{engine}: {found[group][engine]}; its log is above"
-    answers = {engine: np.load(scratch / f"{group}-{engine}.npz") for engine in ("stock", *others, name)}
+    found = {engine: answered[group, engine].result() for engine in ("stock", *others, name)}
+    for engine, result in found.items():
+        assert "error" not in result, f"{engine}: {result}; its log is above"
+    answers = {engine: np.load(scratch / f"{group}-{engine}.npz") for engine in found}
     count = len(requests(GROUPS[group].adapters))
     last, before = answers["stock"][f"logprobs_{count - 1}"][0], answers["stock"][f"logprobs_{count - 1 - adapters}"][0]
     assert (np.exp(last) * (last - before)).sum() > LEAST_KL, "a model that ignores its context shows nothing"
     noise = [summary(divergences(answers["stock"], answers[other], count)) for other in others]
     off = summary(divergences(answers["stock"], answers[name], count))
-    counters = found[group][name]["vattn"]
+    counters = found[name]["vattn"]
     rows, pages = counters["batches_rows"], counters["batches_pages"]
     print(f"\n{group} {name}: KL noise {noise}, ours {off}, batches by rows {rows}, by pages {pages}")
     assert off["tokens"] > 200
     for key in ("mean", "p99"):
         floor = max(each[key] for each in noise)
         assert off[key] <= 1.5 * floor, (key, off[key], floor)
-    assert found[group]["stock"]["cached"] == found[group][name]["cached"]
-    assert found[group][name]["after_flush"]["free"] == counters["num_pages"]
+    assert found["stock"]["cached"] == found[name]["cached"]
+    assert found[name]["after_flush"]["free"] == counters["num_pages"]
     assert counters["tokens_copied"] > 0
     assert rows > 10 * pages if name != "pages" else rows == 0
