@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -97,6 +100,33 @@ def test_quick_loads_fit_the_small_pool_and_the_captured_batches() -> None:
         assert load.prefixes * load.prefix + load.requests * own_pages * 128 <= arms.SMALL_POOL_TOKENS, (sweep, value)
         assert load.requests <= 64
         assert getattr(load, sweep) == value
+
+
+def test_quick_adds_the_rounds_of_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def no_servers(names: list[str], *_: object) -> Iterator[dict[str, object]]:
+        yield dict.fromkeys(names)
+
+    seeds: list[int] = []
+
+    def measure(_client: object, _model: Path, load: prefix_hit.Load, seed: int, _scratch: Path) -> dict[str, object]:
+        seeds.append(seed)
+        figures = ("cold_ttft_ms", "ttft_ms", "decode_step_ms", "tokens_per_s", "hit_share", "most_tokens_used")
+        return dict.fromkeys((*figures, *prefix_hit.MOVED), float(len(seeds))) | {"ttfts_s": []}
+
+    monkeypatch.setattr(quick, "all_serving", no_servers)
+    monkeypatch.setattr(prefix_hit, "measure", measure)
+    for more in ([], ["--add"]):
+        arguments = ["--arms", "vattn", "stock_no_hits", "--rounds", "2", "--trace", "none", "--out", str(tmp_path)]
+        monkeypatch.setattr("sys.argv", ["quick", *arguments, *more])
+        quick.main()
+    rows = json.loads((tmp_path / "prefix_hit.json").read_text())["rows"]
+    starts = {(row["arm"], row["sweep"]): [one["start"] for one in row["raw"]] for row in rows}
+    ours = {("vattn", sweep): [1, 1, 2, 2] for sweep in ("prefix", "arrival")}
+    assert starts == {**ours, ("stock_no_hits", "prefix"): [1, 2]}
+    first, *_ = (row for row in rows if row["arm"] == "vattn")
+    assert first["ttft_ms"] == statistics.median(one["ttft_ms"] for one in first["raw"])
+    assert sorted(seed for seed in seeds if seed != 99) == [1, 1, 1, 2, 2, 2, 3, 3, 4, 4], "no prompt is sent twice"
 
 
 def test_the_prefixes_that_are_sent_first_are_those_of_the_load(
