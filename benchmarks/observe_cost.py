@@ -7,14 +7,16 @@
     python -m benchmarks.observe_cost --of ours         our metrics and page alone, SGLang's metrics on both
     python -m benchmarks.observe_cost --of stock        what SGLang's own metrics cost without this plugin
 
-Both servers run at once and take turns, so what disturbs the machine disturbs both alike; the one that is not measured
+Two servers run at once and take turns, so what disturbs the machine disturbs both alike; the one that is not measured
 sleeps. `on` has `--enable-metrics --vattn-page`; meanwhile a viewer asks for `/vattn/state` once a second, as the page
-does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count too; ``--of`` tells
-them apart. A step of the tiny model is all Python: there looking weighs most. The figure is the median over the rounds
-of on / off. A round is a few turns each, a burst of requests a turn: on a host, whose processors are faster
-and slower from one second to the next, short ones; of the tiny model as many as add up to the scraper's five seconds.
-The scheduler's processor time bounds the requests a second there, so it is taken too; and the scheduler counts itself
-how much of it looking takes, which no noise disturbs.
+does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count too. Two processes
+differ for no reason at all, by some percent: with ``--of ours`` both are one server, whose hooks do nothing in the
+turns of `off`. A step of the tiny model is all Python: there looking weighs most.
+
+The figure is the median over the rounds of on / off. A round is a few turns each, a burst of requests a turn: on a
+host, whose processors are faster and slower from one second to the next, short ones; of the tiny model as many as add
+up to the scraper's five seconds. The scheduler's processor time bounds the requests a second there, so it is taken too;
+and the scheduler counts itself how much of it looking takes, which no noise disturbs.
 """
 
 from __future__ import annotations
@@ -40,18 +42,22 @@ from tests.support.server import NO_PLUGINS, Server
 
 
 class Side(NamedTuple):
-    """A server: its flags, its environment, and who asks for what every so many seconds meanwhile."""
+    """A server: its flags, its environment, and who asks for what every so many seconds meanwhile.
+
+    Sides of equal flags and environment are one server; ``unobserved``: our hooks do nothing in its turns.
+    """
 
     flags: tuple[str, ...]
     env: Mapping[str, str] = {}
     looks_s: Mapping[str, float] = {}
+    unobserved: bool = False
 
 
 VATTN, METRICS, SCRAPED = "--kv-backend=vattn", "--enable-metrics", {"/metrics": 5.0}
 _ALL = Side((VATTN, METRICS, "--vattn-page"), looks_s={"/vattn/state": 1.0, **SCRAPED})
 SIDES = {
     "all": {"off": Side((VATTN,)), "on": _ALL},
-    "ours": {"off": Side((VATTN, METRICS), {"VATTN_TEST_UNOBSERVED": "1"}, SCRAPED), "on": _ALL},
+    "ours": {"off": _ALL._replace(looks_s=SCRAPED, unobserved=True), "on": _ALL},
     "stock": {"off": Side((), NO_PLUGINS), "on": Side((METRICS,), NO_PLUGINS, SCRAPED)},
 }
 Prompts = list[list[int]]
@@ -81,10 +87,31 @@ MODEL = {"cpu": "tiny", "cuda": "8b"}  # unless another is asked for
 
 def server(side: Side, model: str, folder: Path) -> Server:
     flags = [*side.flags, *LOADS[model].flags]
+    env = {**side.env, "VATTN_TEST_UNOBSERVED": str(unobserved(folder))}
     if model == "8b":
-        return GpuServer(model_for("cuda"), folder, flags, side.env)
+        return GpuServer(model_for("cuda"), folder, flags, env)
     weights = dummy_llama(MODELS / "dummy-smollm2-135m", SMOLLM2_135M) if model == "135m" else model_for("cpu")
-    return Server(weights, folder, flags, side.env)
+    return Server(weights, folder, flags, env)
+
+
+def unobserved(folder: Path) -> Path:
+    """While this file is there the hooks of the server in this folder do nothing."""
+    return folder / "unobserved"
+
+
+@contextmanager
+def leaving_out(folder: Path, left_out: bool) -> Iterator[None]:
+    if left_out:
+        unobserved(folder).touch()
+    try:
+        yield
+    finally:
+        unobserved(folder).unlink(missing_ok=True)
+
+
+def one_server(sides: Mapping[str, Side]) -> bool:
+    on, off = sides["on"], sides["off"]
+    return (on.flags, on.env) == (off.flags, off.env)
 
 
 class Watcher:
@@ -119,7 +146,7 @@ class Watcher:
 
 
 class Bursts:
-    """The same prompts for both servers, other ones each round."""
+    """Prompts of the same documents, each with an end of its own, so that no turn finds another's in the cache."""
 
     def __init__(self, load: Load, vocabulary: int) -> None:
         self.load, self.vocabulary = load, vocabulary
@@ -189,10 +216,14 @@ def run(args: argparse.Namespace) -> Row:
     values: dict[str, list[Row]] = {"off": [], "on": []}
     sides = SIDES[args.of]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        servers = {name: server(side, args.model, Path(scratch) / name) for name, side in sides.items()}
+        folders = {name: Path(scratch) / name for name in sides}
+        if one_server(sides):
+            folders["off"] = folders["on"]
+        started = {folder: server(sides[name], args.model, folder) for name, folder in folders.items()}
         with ThreadPoolExecutor(2) as starting:  # both at once: a start is half a minute
-            list(starting.map(lambda each: stack.enter_context(each), servers.values()))
-        for each in servers.values():
+            list(starting.map(lambda each: stack.enter_context(each), started.values()))
+        servers = {name: started[folder] for name, folder in folders.items()}
+        for each in started.values():
             take_turn(each, bursts.of_a_turn(), load)
         watchers = {name: Watcher(servers[name], side.looks_s) for name, side in sides.items()}
         before = looking_s(servers["on"])
@@ -202,10 +233,9 @@ def run(args: argparse.Namespace) -> Row:
                 break
             turns: dict[str, list[Turn]] = {"off": [], "on": []}
             for turn in range(load.turns):
-                prompts = bursts.of_a_turn()
                 for name in ("off", "on") if (number + turn) % 2 else ("on", "off"):
-                    with watchers[name].watching():
-                        turns[name].append(take_turn(servers[name], prompts, load))
+                    with leaving_out(folders[name], sides[name].unobserved), watchers[name].watching():
+                        turns[name].append(take_turn(servers[name], bursts.of_a_turn(), load))
             for name, taken in turns.items():
                 values[name].append(figures(taken, load))
         after = looking_s(servers["on"])

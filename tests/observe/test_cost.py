@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -194,13 +195,18 @@ def test_locks_and_an_empty_tree_are_seen_at_once() -> None:
     assert look() == [] and view.age_s == 0
 
 
-def test_a_server_can_be_measured_without(monkeypatch: pytest.MonkeyPatch, observer: Observer) -> None:
-    reporter = SimpleNamespace(current_scheduler_metrics_enabled=False, metrics_collector=None)
-    scheduler = SimpleNamespace(metrics_reporter=reporter, token_to_kv_pool_allocator=observer.allocator)
-    monkeypatch.setattr(Observer, "current", None)
-    monkeypatch.setattr(observing, "UNOBSERVED", True)
-    observing.attach(None, scheduler)
-    assert Observer.current is None
-    monkeypatch.setattr(observing, "UNOBSERVED", False)
-    observing.attach(None, scheduler)
-    assert Observer.current is not None
+def test_observing_can_be_left_out_to_measure_it(
+    monkeypatch: pytest.MonkeyPatch, observer: Observer, tmp_path: Path
+) -> None:
+    unobserved = tmp_path / "unobserved"
+    monkeypatch.setattr(Observer, "current", observer)
+    monkeypatch.setattr(observing, "UNOBSERVED", str(unobserved))
+    unobserved.touch()
+    parts: list[str] = []
+    before_ns = observer.observe_ns
+    observing.add_log_part(parts, None)
+    observing.export(None)
+    assert parts == [] and observer.observe_ns == before_ns
+    unobserved.unlink()
+    observing.add_log_part(parts, None)
+    assert len(parts) == 1 and observer.observe_ns > before_ns
