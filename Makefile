@@ -87,30 +87,36 @@ bench: build ## small forms of all benchmarks, without a GPU; under four minutes
 	$(BIN)/python -m benchmarks.vmm --small --out $(BENCH)/vmm.json
 	$(BIN)/python -m benchmarks.prefix_hit --small --arms vattn stock_page1 --out $(BENCH)/prefix_hit.json
 
-# Each part is one command of at most nine minutes; what was cut off goes on when it is made again.
+# Each part is one command of at most nine minutes; what was cut off goes on when it is made again, and begins anew once
+# build/bench-gpu is deleted. `python -m benchmarks.compare` compares what lies there with the committed results.
 GPU_PYTHON ?= python
+GPU_BENCH := build/bench-gpu
 GPU_ARMS := vattn stock_page1 stock_page128 stock_no_hits
-GPU_PARTS := kernels vmm serve first-token scrub $(GPU_ARMS:%=prefix-%) $(GPU_ARMS:%=trace-%)
+GPU_PARTS := kernels vmm serve steady first-token scrub observe $(GPU_ARMS:%=prefix-%) $(GPU_ARMS:%=trace-%)
+GPU_PART = timeout 540 $(GPU_PYTHON) -m benchmarks
 .PHONY: bench-gpu-quick $(GPU_PARTS:%=bench-gpu-%)
 bench-gpu: $(GPU_PARTS:%=bench-gpu-%) ## everything, on the GPU at hand, in parts (bench-gpu-kernels, ..)
 bench-gpu-quick: ## the GPU part in about nine minutes: every arm's server side by side on one GPU, fewer loads
-	-timeout 110 $(GPU_PYTHON) -m benchmarks.kernels --device cuda --resume --rounds 10
-	-timeout 110 $(GPU_PYTHON) -m benchmarks.vmm --device cuda --resume --rounds 5
-	timeout -s INT -k 30 390 $(GPU_PYTHON) -m benchmarks.quick --device cuda --trace $(TRACE) --trace-seconds 10 --seconds 140
-bench-gpu-kernels:
-	timeout 540 $(GPU_PYTHON) -m benchmarks.kernels --device cuda --resume
-bench-gpu-vmm:
-	timeout 540 $(GPU_PYTHON) -m benchmarks.vmm --device cuda --resume
+	-timeout 110 $(GPU_PYTHON) -m benchmarks.kernels --device cuda --resume --rounds 10 --out $(GPU_BENCH)/quick/kernels.json
+	-timeout 110 $(GPU_PYTHON) -m benchmarks.vmm --device cuda --resume --rounds 5 --out $(GPU_BENCH)/quick/vmm.json
+	timeout -s INT -k 30 390 $(GPU_PYTHON) -m benchmarks.quick --device cuda --trace $(TRACE) --trace-seconds 10 \
+		--seconds 140 --out $(GPU_BENCH)/quick
+bench-gpu-kernels bench-gpu-vmm: bench-gpu-%:
+	$(GPU_PART).$* --device cuda --resume --out $(GPU_BENCH)/$*.json
 bench-gpu-serve:
-	$(GPU_PYTHON) -m benchmarks.serve_ab --out benchmarks/results/h200/serve_ab.json
+	$(GPU_PART).serve_ab --out $(GPU_BENCH)/serve_ab.json
+bench-gpu-steady:
+	$(GPU_PART).steady --out $(GPU_BENCH)/steady.json
 bench-gpu-first-token:
-	$(GPU_PYTHON) -m benchmarks.first_token
+	$(GPU_PART).first_token --out $(GPU_BENCH)/first_token.json
 bench-gpu-scrub:
-	$(GPU_PYTHON) -m benchmarks.scrub_cost
+	$(GPU_PART).scrub_cost --out $(GPU_BENCH)/scrub_cost.json
+bench-gpu-observe:
+	$(GPU_PART).observe_cost --device cuda --out $(GPU_BENCH)/observe_cost.json
 $(GPU_ARMS:%=bench-gpu-prefix-%): bench-gpu-prefix-%:
-	timeout 540 $(GPU_PYTHON) -m benchmarks.prefix_hit --device cuda --resume --seconds 420 --arms $*
+	$(GPU_PART).prefix_hit --device cuda --resume --seconds 420 --arms $* --out $(GPU_BENCH)/prefix_hit.json
 $(GPU_ARMS:%=bench-gpu-trace-%): bench-gpu-trace-%:
-	timeout 540 $(GPU_PYTHON) -m benchmarks.trace_replay --serve $* --device cuda --trace $(TRACE) --seconds 120
+	$(GPU_PART).trace_replay --serve $* --device cuda --trace $(TRACE) --seconds 120 --out $(GPU_BENCH)/trace_live.json
 
 fuzz: build ## two million random scheduler steps against the model; prints what was tried
 	VATTN_FUZZ_STEPS=$${VATTN_FUZZ_STEPS:-2000000} $(BIN)/python -m pytest tests/reliability/test_state_machine.py \

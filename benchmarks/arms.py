@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.serve_ab import ENGINE, LLAMA_3_8B
 from tests.support.client import Client
-from tests.support.server import NO_PLUGINS, Server, ServerError
+from tests.support.server import LAUNCH, LIFETIME_S, NO_PLUGINS, Server, ServerError
 from tests.support.tiny_model import tiny_model
 
 MODELS = Path(__file__).resolve().parent.parent / "build" / "models"
@@ -52,8 +52,16 @@ def flags_of(engine: Mapping[str, Any]) -> list[str]:
 class GpuServer(Server):
     """A server with SGLang's own defaults but for `ENGINE`, which serve_ab.py shares."""
 
-    def __init__(self, model: Path, folder: Path, flags: Sequence[str], env: Mapping[str, str]) -> None:
-        super().__init__(model, folder, flags, env, forked=False)
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        flags: Sequence[str],
+        env: Mapping[str, str],
+        command: Sequence[str] = LAUNCH,
+        lifetime_s: float = LIFETIME_S,
+    ) -> None:
+        super().__init__(model, folder, flags, env, command, forked=False, lifetime_s=lifetime_s)
         port = self.base.rsplit(":", 1)[1]
         engine = {name: value for name, value in ENGINE.items() if name != "skip_tokenizer_init"}
         self._arguments = ["--model-path", str(model), "--host=127.0.0.1", f"--port={port}", *flags_of(engine), *flags]

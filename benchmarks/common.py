@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 Row = dict[str, Any]
 Item = TypeVar("Item")
 
@@ -122,7 +123,10 @@ class ResultFile:
             "key": self.key,
         }
         if resume and path.exists():
-            self.rows = json.loads(path.read_text())["rows"]
+            before = json.loads(path.read_text())
+            self.rows = before["rows"]
+            if "notes" in before:
+                self.head["notes"] = before["notes"]
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def _name(self, row: Row) -> tuple[Any, ...]:

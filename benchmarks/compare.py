@@ -5,10 +5,11 @@
     python -m benchmarks.compare kept.json again.json --figures ttft_ms tokens_per_s
     python -m benchmarks.compare kept.json again.json --ratios
 
-A figure does if it is no further from the first run's than that one's spread (a share of its median, as the tables
-state it); one that was measured once has none to be within. Times belong to a machine, even among machines of one
-kind: ``--ratios`` compares ours over stock instead (`ratios.py`; for results whose rows have an arm). Exit code 1 if a
-figure does not come back.
+For results whose rows state a spread: the tables of kernels, virtual-memory calls, the tree, first tokens, serving and
+prefix hits. A figure does if it is no further from the first run's than that one's spread (a share of its median, as
+the tables state it; where figures are arms' times, each arm's own); one that was measured once has none to be within.
+Times belong to a machine, even among machines of one kind: for prefix hits ``--ratios`` compares ours over stock
+instead (`ratios.py`). Exit code 1 if a figure does not come back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import stated
-from benchmarks.ratios import as_ratios
+from benchmarks.ratios import FIGURES, as_ratios
 
 Result = dict[str, Any]
 
@@ -49,14 +50,21 @@ def pairs(kept: Result, again: Result, figures: Sequence[str] | None = None) -> 
         first = found.get(name)
         if first is None or measured(first) < 2:
             continue
-        for figure, spread in first["spread"].items():
-            if figure in row and figure in first and (figures is None or figure in figures):
-                yield Pair(" ".join(map(str, name)), figure, first[figure], row[figure], spread)
+        before, now = values(first), values(row)
+        for figure, spread in first.get("spread", {}).items():
+            if figure in before and figure in now and (figures is None or figure in figures):
+                yield Pair(" ".join(map(str, name)), figure, before[figure], now[figure], spread)
+
+
+def values(row: dict[str, Any]) -> dict[str, float]:
+    """A row's figures: fields of its own, or those of its arms under ``ms`` or ``us``."""
+    arms = next((row[unit] for unit in ("ms", "us") if isinstance(row.get(unit), dict)), {})
+    return {**arms, **row}
 
 
 def measured(row: dict[str, Any]) -> int:
-    """How many times: ``raw`` has an entry a round, or for each kind of measurement as many."""
-    raw = row["raw"]
+    """How many times: ``raw`` has an entry a round, or for each kind of measurement as many; 0: nothing is kept."""
+    raw = row.get("raw", [])
     return len(raw) if isinstance(raw, list) else min(map(len, raw.values()))
 
 
@@ -70,8 +78,11 @@ def main() -> None:
     kept, again = (json.loads(path.read_text()) for path in (args.kept, args.again))
     if "key" not in again:
         sys.exit(f"{args.again} does not say which fields name a row (`key`): measure it with this version")
+    if args.ratios and not all(FIGURES.keys() <= row.keys() for row in (*kept["rows"], *again["rows"])):
+        sys.exit("--ratios: for results of prefix_hit or quick; leave it out")
     if args.ratios:
-        kept, again = (as_ratios(result, again["key"]) for result in (kept, again))
+        kept = as_ratios(kept, again["key"])
+        again = as_ratios(again, again["key"], like=kept["rows"])
     found = list(pairs(kept, again, args.figures))
     if not found:
         sys.exit("no figure to compare: the files have no row in common that was measured more than once")

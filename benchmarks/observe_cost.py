@@ -6,12 +6,13 @@
     python -m benchmarks.observe_cost --device cuda     the decode step, Llama-3-8B geometry with dummy weights
     python -m benchmarks.observe_cost --of ours         our metrics and page alone, SGLang's metrics on both
     python -m benchmarks.observe_cost --of stock        what SGLang's own metrics cost without this plugin
+    python -m benchmarks.observe_cost --of nothing      on against on
 
-Two servers run at once and take turns, so what disturbs the machine disturbs both alike; the one that is not measured
-sleeps. `on` has `--enable-metrics --vattn-page`; meanwhile a viewer asks for `/vattn/state` once a second, as the page
-does, and a scraper for `/metrics` every five. `off` has neither flag, so SGLang's own metrics count too. Two processes
-differ for no reason at all, by some percent: with ``--of ours`` both are one server, whose hooks do nothing in the
-turns of `off`. A step of the tiny model is all Python: there looking weighs most.
+One server with `--enable-metrics --vattn-page` takes turns with itself. In the turns of `on` a viewer asks for
+`/vattn/state` once a second, as the page does, and a scraper for `/metrics` every five. In those of `off` nobody looks,
+and what `--of` names does nothing (`switched_server.py`): two processes differ by some percent, which is more than
+looking costs. With ``--of nothing`` both are on: how sure the others are. A step of the tiny model is all Python: there
+looking weighs most.
 
 The figure is the median over the rounds of on / off. A round is a few turns each, a burst of requests a turn: on a
 host, whose processors are faster and slower from one second to the next, short ones; of the tiny model as many as add
@@ -28,37 +29,39 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from benchmarks import switched_server
 from benchmarks.arms import HOST_POOL, MODELS, SMOLLM2_135M, GpuServer, counters, dummy_llama, model_for
-from benchmarks.common import RESULTS, ResultFile, Row, median, median_interval
+from benchmarks.common import RESULTS, ROOT, ResultFile, Row, median, median_interval
+from benchmarks.switched_server import LAG_S, SWITCH, SWITCHED
 from tests.support.client import Client
 from tests.support.server import NO_PLUGINS, Server
 
+Looks = Mapping[str, float]  # who asks for what: a path, every so many seconds
 
-class Side(NamedTuple):
-    """A server: its flags, its environment, and who asks for what every so many seconds meanwhile.
 
-    Sides of equal flags and environment are one server; ``unobserved``: our hooks do nothing in its turns.
-    """
+class Pair(NamedTuple):
+    """A server, what is switched off in the turns of `off`, and who looks in either's."""
 
     flags: tuple[str, ...]
-    env: Mapping[str, str] = {}
-    looks_s: Mapping[str, float] = {}
-    unobserved: bool = False
+    env: Mapping[str, str]
+    switched: str
+    looks: Mapping[str, Looks]
 
 
 VATTN, METRICS, SCRAPED = "--kv-backend=vattn", "--enable-metrics", {"/metrics": 5.0}
-_ALL = Side((VATTN, METRICS, "--vattn-page"), looks_s={"/vattn/state": 1.0, **SCRAPED})
-SIDES = {
-    "all": {"off": Side((VATTN,)), "on": _ALL},
-    "ours": {"off": _ALL._replace(looks_s=SCRAPED, unobserved=True), "on": _ALL},
-    "stock": {"off": Side((), NO_PLUGINS), "on": Side((METRICS,), NO_PLUGINS, SCRAPED)},
+_FLAGS = (VATTN, METRICS, "--vattn-page")
+_VIEWED = {"/vattn/state": 1.0, **SCRAPED}
+PAIRS = {
+    "all": Pair(_FLAGS, {}, "all", {"off": {}, "on": _VIEWED}),
+    "ours": Pair(_FLAGS, {}, "ours", {"off": SCRAPED, "on": _VIEWED}),
+    "stock": Pair((METRICS,), NO_PLUGINS, "all", {"off": {}, "on": SCRAPED}),
+    "nothing": Pair(_FLAGS, {}, "nothing", {"off": _VIEWED, "on": _VIEWED}),
 }
 Prompts = list[list[int]]
 
@@ -77,7 +80,7 @@ class Load(NamedTuple):
 
 LOADS = {
     "tiny": Load(12, 16, 4, 400, 40, (32,), (HOST_POOL, "--max-running-requests=48", "--page-size=16")),
-    "135m": Load(1, 4, 4, 400, 40, (8,), ("--max-total-tokens=16384", "--page-size=16", "--load-format=dummy")),
+    "135m": Load(12, 2, 2, 400, 40, (4,), ("--max-total-tokens=16384", "--page-size=16", "--load-format=dummy")),
     # Two engines on one GPU: a number of tokens, so that neither counts on what the other has not taken yet.
     "8b": Load(1, 64, 8, 2048, 64, (1, 200), ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
 }
@@ -85,33 +88,24 @@ VOCABULARY = {"tiny": 250, "135m": 49_000, "8b": 120_000}
 MODEL = {"cpu": "tiny", "cuda": "8b"}  # unless another is asked for
 
 
-def server(side: Side, model: str, folder: Path) -> Server:
-    flags = [*side.flags, *LOADS[model].flags]
-    env = {**side.env, "VATTN_TEST_UNOBSERVED": str(unobserved(folder))}
+def server(pair: Pair, model: str, folder: Path, path: Path, seconds: float) -> Server:
+    flags = [*pair.flags, *LOADS[model].flags]
+    env = {**pair.env, "PYTHONPATH": str(ROOT), SWITCH: str(path), SWITCHED: pair.switched}
+    command = ("-m", switched_server.__name__)
     if model == "8b":
-        return GpuServer(model_for("cuda"), folder, flags, env)
+        return GpuServer(model_for("cuda"), folder, flags, env, command, seconds)
     weights = dummy_llama(MODELS / "dummy-smollm2-135m", SMOLLM2_135M) if model == "135m" else model_for("cpu")
-    return Server(weights, folder, flags, env)
+    return Server(weights, folder, flags, env, command, lifetime_s=seconds)
 
 
-def unobserved(folder: Path) -> Path:
-    """While this file is there the hooks of the server in this folder do nothing."""
-    return folder / "unobserved"
-
-
-@contextmanager
-def leaving_out(folder: Path, left_out: bool) -> Iterator[None]:
-    if left_out:
-        unobserved(folder).touch()
-    try:
-        yield
-    finally:
-        unobserved(folder).unlink(missing_ok=True)
-
-
-def one_server(sides: Mapping[str, Side]) -> bool:
-    on, off = sides["on"], sides["off"]
-    return (on.flags, on.env) == (off.flags, off.env)
+def switch(path: Path, off: bool) -> None:
+    """Of a server, off or on; waits until it is."""
+    if path.exists() != off:
+        if off:
+            path.touch()
+        else:
+            path.unlink()
+        time.sleep(2 * LAG_S)
 
 
 class Watcher:
@@ -132,10 +126,10 @@ class Watcher:
                     if time.monotonic() - began >= self._due_s[path]:
                         self._due_s[path] += every_s
                         self.client.text(path)
-                if over.wait(max(0.0, min(self._due_s.values(), default=1.0) - (time.monotonic() - began))):
+                if over.wait(max(0.0, min(self._due_s.values()) - (time.monotonic() - began))):
                     return
 
-        viewer = threading.Thread(target=look)
+        viewer = threading.Thread(target=look if self.looks_s else over.wait)
         viewer.start()
         try:
             yield
@@ -210,37 +204,36 @@ def looking_s(client: Client) -> tuple[float, float]:
     return facts.get("observe_ns", 0) / 1e9, facts.get("state_ns", 0) / 1e9
 
 
-def run(args: argparse.Namespace) -> Row:
-    load = LOADS[args.model]
+def run(args: argparse.Namespace) -> Iterator[Row]:
+    """The row, better with each round."""
+    load, pair = LOADS[args.model], PAIRS[args.of]
     bursts = Bursts(load, VOCABULARY[args.model])
     values: dict[str, list[Row]] = {"off": [], "on": []}
-    sides = SIDES[args.of]
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        folders = {name: Path(scratch) / name for name in sides}
-        if one_server(sides):
-            folders["off"] = folders["on"]
-        started = {folder: server(sides[name], args.model, folder) for name, folder in folders.items()}
-        with ThreadPoolExecutor(2) as starting:  # both at once: a start is half a minute
-            list(starting.map(lambda each: stack.enter_context(each), started.values()))
-        servers = {name: started[folder] for name, folder in folders.items()}
-        for each in started.values():
-            take_turn(each, bursts.of_a_turn(), load)
-        watchers = {name: Watcher(servers[name], side.looks_s) for name, side in sides.items()}
-        before = looking_s(servers["on"])
-        began = time.perf_counter()
-        for number in range(args.rounds):
-            if number >= 4 and time.perf_counter() - began > args.seconds:
-                break
-            turns: dict[str, list[Turn]] = {"off": [], "on": []}
-            for turn in range(load.turns):
-                for name in ("off", "on") if (number + turn) % 2 else ("on", "off"):
-                    with leaving_out(folders[name], sides[name].unobserved), watchers[name].watching():
-                        turns[name].append(take_turn(servers[name], bursts.of_a_turn(), load))
-            for name, taken in turns.items():
-                values[name].append(figures(taken, load))
-        after = looking_s(servers["on"])
-    spent = {"metrics": after[0] - before[0], "page": after[1] - before[1]}
-    return summary(args, load, values, {what: seconds / watchers["on"].watched_s for what, seconds in spent.items()})
+    with tempfile.TemporaryDirectory() as scratch:
+        off = Path(scratch) / "off"
+        with server(pair, args.model, Path(scratch), off, args.seconds + 600) as client:
+            take_turn(client, bursts.of_a_turn(), load)
+            watchers = {name: Watcher(client, looks) for name, looks in pair.looks.items()}
+            before = looking_s(client)
+            began = time.perf_counter()
+            for number in range(args.rounds):
+                if number >= 4 and time.perf_counter() - began > args.seconds:
+                    break
+                turns: dict[str, list[Turn]] = {"off": [], "on": []}
+                for turn in range(load.turns):
+                    for name in ("off", "on") if (number + turn) % 2 else ("on", "off"):
+                        switch(off, name == "off")
+                        with watchers[name].watching():
+                            turns[name].append(take_turn(client, bursts.of_a_turn(), load))
+                for name, taken in turns.items():
+                    values[name].append(figures(taken, load))
+                looked_s = sum(
+                    watcher.watched_s for name, watcher in watchers.items() if pair.looks[name] == pair.looks["on"]
+                )
+                spent = zip(("metrics", "page"), before, looking_s(client), strict=True)
+                shares = {what: (now - then) / looked_s for what, then, now in spent}
+                if number:
+                    yield summary(args, load, values, shares)
 
 
 def on_by_off(values: Mapping[str, Sequence[Row]], what: str) -> list[float]:
@@ -271,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=list(MODEL), default="cpu")
     parser.add_argument("--model", choices=list(LOADS), help="default: tiny, and on a GPU 8b")
-    parser.add_argument("--of", choices=list(SIDES), default="all", help="what is on or off; default: metrics and page")
+    parser.add_argument("--of", choices=list(PAIRS), default="all", help="what is on or off; default: metrics and page")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=150.0, help="begin no other round after so long")
     parser.add_argument("--out", help="default: observe_cost.json among this device's results")
@@ -279,11 +272,13 @@ def main() -> None:
     args.model = args.model or MODEL[args.device]
     if (args.model == "8b") != (args.device == "cuda"):
         parser.error(f"--model {args.model} is not for --device {args.device}: 8b is for cuda, the others for cpu")
+    if args.rounds < 2:
+        parser.error("--rounds: at least 2, for there are quartiles")
     folder = "h200" if args.device == "cuda" else "cpu"
     out = Path(args.out) if args.out else RESULTS / folder / "observe_cost.json"
     results = ResultFile(out, "observe_cost", ["of", "model"], device=args.device, resume=True)
-    row = run(args)
-    results.add(row)
+    for row in run(args):
+        results.add(row)
     shares = ", ".join(f"{what} {share:.2%}" for what, share in row["scheduler_share"].items())
     print(f"{row['rounds']} rounds; of the scheduler's time, by its own count: {shares}")
     for what in row["raw"]["on"][0]:

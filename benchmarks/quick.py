@@ -79,7 +79,8 @@ def main() -> None:
                     if skipped(name, sweep, number) or time.monotonic() - began > args.seconds:
                         continue
                     rounds = raw.setdefault((name, sweep, value), [])
-                    measured = prefix_hit.measure(client, model, load, 1 + len(rounds), Path(scratch))
+                    seed = start * 1000 + number  # the same prompts for all arms
+                    measured = prefix_hit.measure(client, model, load, seed, Path(scratch))
                     rounds.append(measured | {"start": start})
                     results.add(row := prefix_hit.row_of(name, sweep, value, load, rounds))
                     print(prefix_hit.format_row(row), flush=True)

@@ -28,34 +28,38 @@ def _by_round(raw: Sequence[Row], figure: str) -> dict[tuple[int, int], float]:
     return out
 
 
-def against_stock(rows: Sequence[Row], key: Sequence[str]) -> Iterator[Row]:
+def against_stock(rows: Sequence[Row], key: Sequence[str], like: Sequence[Row] = ()) -> Iterator[Row]:
     """For each of our rows: its figures over those of the stock arm that was better at it.
 
-    A row has the fields of ``key`` (``arm`` among them), the median ratio of each of `FIGURES`, its spread and, under
-    ``raw``, the ratio of each round that both arms were measured in. Rows that no stock arm shares are left out.
+    A row has the fields of ``key`` (``arm`` among them), the median ratio of each of `FIGURES`, its spread, the stock
+    arm under ``over`` and, under ``raw``, the ratio of each round that both arms were measured in. A row that ``like``
+    has too is over the same arm as there. Rows that no stock arm shares are left out.
     """
-    found = {tuple(row[field] for field in key): row for row in rows}
+
+    def name_of(row: Row, **other: str) -> tuple[Any, ...]:
+        return tuple((row | other)[field] for field in key)
+
+    found = {name_of(row): row for row in rows}
+    chosen = {name_of(row): row["over"] for row in like}
     for row in rows:
-        others = [
-            found[name]
-            for arm in STOCK
-            if (name := tuple(arm if field == "arm" else row[field] for field in key)) in found
-        ]
+        others = {arm: found[name] for arm in STOCK if (name := name_of(row, arm=arm)) in found}
         if row["arm"] != OURS or not others:
             continue
+        over = {figure: better(others, key=lambda arm: others[arm][figure]) for figure, better in FIGURES.items()}
+        over |= {figure: arm for figure, arm in chosen.get(name_of(row), {}).items() if arm in others}
         raw: dict[str, list[float]] = {}
-        for figure, better in FIGURES.items():
-            stock = better(others, key=lambda other: other[figure])
-            ours, theirs = (_by_round(each["raw"], figure) for each in (row, stock))
+        for figure, arm in over.items():
+            ours, theirs = (_by_round(each["raw"], figure) for each in (row, others[arm]))
             raw[figure] = [ours[which] / theirs[which] for which in ours if which in theirs]
         yield {
             **{field: row[field] for field in key},
             **{figure: median(values) for figure, values in raw.items()},
             "spread": {figure: spread(values) for figure, values in raw.items()},
+            "over": over,
             "raw": raw,
         }
 
 
-def as_ratios(result: dict[str, Any], key: Sequence[str]) -> dict[str, Any]:
+def as_ratios(result: dict[str, Any], key: Sequence[str], like: Sequence[Row] = ()) -> dict[str, Any]:
     """A result with these rows instead of its own."""
-    return {**result, "rows": list(against_stock(result["rows"], key))}
+    return {**result, "rows": list(against_stock(result["rows"], key, like))}

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -201,10 +202,10 @@ def format_row(row: dict[str, Any]) -> str:
     )
 
 
-def heading(module: str) -> dict[str, Any]:
+def heading(module: str, key: Sequence[str]) -> dict[str, Any]:
     """What every result file begins with; its rows follow."""
     head: dict[str, Any] = {"machine": machine("cuda"), "versions": versions(), "date": time.strftime("%Y-%m-%d")}
-    return head | {"command": command(module), "rows": []}
+    return head | {"command": command(module), "key": key, "rows": []}
 
 
 def write_model(scratch: str) -> Path:
@@ -230,7 +231,7 @@ def main() -> None:
     if args.arm:
         run_arm(args)
         return
-    result = heading("serve_ab")
+    result = heading("serve_ab", ["workload", "arm"])
     out = Path(args.out).resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:

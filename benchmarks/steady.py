@@ -92,7 +92,8 @@ def main() -> None:
         Path(args.out).write_text(json.dumps(measure(arm, args.requests)))
         arm.engine.shutdown()
         return
-    result = heading("steady")
+    result = heading("steady", ["arm"])
+    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         model = write_model(scratch)
         for name in args.arms:

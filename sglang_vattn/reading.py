@@ -14,7 +14,7 @@ from sglang_vattn.sharing import Group, SharedPaths
 
 WAIT_LIMIT_S = 10.0  # under --vattn-read rows; after it the batch reads by pages, which is always right
 # Two-level decode costs two more launches and a merge a layer. It pays from about this many bytes of K and V that
-# are not read again, a layer (docs/benchmarks.md, 'Shared prefix'); a group of its own needs less.
+# are not read again, a layer (docs/benchmarks.md, 'Decode with a shared prefix'); a group of its own needs less.
 LEAST_SAVED_BYTES = int(os.environ.get("VATTN_SHARED_DECODE_BYTES", 128 << 20))
 LEAST_SAVED_BYTES_OF_A_GROUP = LEAST_SAVED_BYTES // 8
 LEAST_MEMBERS = 2

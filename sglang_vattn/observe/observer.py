@@ -22,9 +22,6 @@ OF_EVERY_RANK = (
     *("evicted_pages", "batches_rows", "batches_pages", "batches_shared", "pages_mapped", "unmap_calls", "errors"),
 )
 CHECK = os.environ.get("VATTN_TEST_INTEGRITY") == "1"  # /vattn/state then says what is wrong in the core
-UNOBSERVED = os.environ.get(
-    "VATTN_TEST_UNOBSERVED"
-)  # a file: while it exists hooks do nothing, to measure what they cost
 RENEW_S = 1.0  # SGLang reports at every prefill; ours costs O(requests), so a burst shares one look
 SAMPLE_INTERVAL_S = 1.0
 SAMPLES = 300
@@ -186,26 +183,22 @@ def attach(result: None, scheduler: Any) -> None:
         Observer.current = Observer(scheduler, allocator)
 
 
-def _observing() -> Observer | None:
-    return None if UNOBSERVED and os.path.exists(UNOBSERVED) else Observer.current
-
-
 def add_log_part(result: list[str], stats: Any) -> None:
     """After ``PoolStats.get_*_usage_msg_parts``: our part of SGLang's periodic log line."""
-    if observer := _observing():
-        result.append(observer.log_part())
+    if Observer.current is not None:
+        result.append(Observer.current.log_part())
 
 
 def export(result: None, *a: Any, **kw: Any) -> None:
     """After ``SchedulerMetricsCollector.log_stats``, which SGLang calls at a prefill and every 40 decode steps."""
-    if observer := _observing():
-        observer.export()
+    if Observer.current is not None:
+        Observer.current.export()
 
 
 def export_when_idle(result: None, *a: Any, **kw: Any) -> None:
     """After ``SchedulerMetricsReporter._maybe_log_idle_metrics``: SGLang's idle loop may keep still for 30 s."""
-    if observer := _observing():
-        observer.export()
+    if Observer.current is not None:
+        Observer.current.export()
 
 
 def internal_state(original: Any, controller: Any, request: Any) -> Any:

@@ -126,7 +126,8 @@ def test_quick_adds_the_rounds_of_another_start(tmp_path: Path, monkeypatch: pyt
     assert starts == {**ours, ("stock_no_hits", "prefix"): [1, 2]}
     first, *_ = (row for row in rows if row["arm"] == "vattn")
     assert first["ttft_ms"] == statistics.median(one["ttft_ms"] for one in first["raw"])
-    assert sorted(seed for seed in seeds if seed != 99) == [1, 1, 1, 2, 2, 2, 3, 3, 4, 4], "no prompt is sent twice"
+    sent = sorted(seed for seed in seeds if seed != 99)
+    assert sent == [1000] * 3 + [1001] * 2 + [2000] * 3 + [2001] * 2, "no prompt is sent twice to an arm"
 
 
 def test_the_prefixes_that_are_sent_first_are_those_of_the_load(
@@ -215,6 +216,16 @@ def test_a_watcher_looks_by_the_time_that_is_watched() -> None:
     assert asked[2:] == ["/vattn/state"]
 
 
+def test_a_watcher_who_asks_for_nothing_takes_no_time() -> None:
+    """He once spun from the second second on, and slowed down the side that he belonged to."""
+    watcher = observe_cost.Watcher(cast(Any, None), {})
+    watcher.watched_s = 10.0
+    began = time.process_time()
+    with watcher.watching():
+        time.sleep(0.3)
+    assert time.process_time() - began < 0.1
+
+
 def test_a_row_comes_back_within_its_spread() -> None:
     """Not one that was measured once, nor one that the other run lacks."""
 
@@ -227,6 +238,20 @@ def test_a_row_comes_back_within_its_spread() -> None:
     found = {pair.figure: pair.comes_back for pair in compare.pairs(kept, again)}
     assert found == {"ttft_ms": True, "step_ms": False}
     assert [pair.figure for pair in compare.pairs(kept, again, ["step_ms"])] == ["step_ms"]
+    arms = {
+        "case": 1,
+        "ms": {"rows": 2.0, "paged": 3.0},
+        "spread": {"rows": 0.02, "paged": 0.02},
+        "raw": {"rows": [1, 2]},
+    }
+    found = {
+        pair.figure: pair.comes_back
+        for pair in compare.pairs(
+            {"rows": [arms, {"case": 2, "hit_rate": 0.5}]},
+            {"key": ["case"], "rows": [{**arms, "ms": {"rows": 2.03, "paged": 3.1}}, {"case": 2, "hit_rate": 0.9}]},
+        )
+    }
+    assert found == {"rows": True, "paged": False}
     assert [stated(share) for share in (0.0, 0.0012, 0.01, 0.0101, 0.07)] == [0.01, 0.01, 0.01, 0.02, 0.07]
 
 
@@ -251,6 +276,12 @@ def test_ours_over_the_better_stock_arm_by_rounds_that_took_turns() -> None:
     assert found["raw"]["decode_step_ms"] == [0.5, 0.4] and found["decode_step_ms"] == pytest.approx(0.45)
     assert found["raw"]["tokens_per_s"] == pytest.approx([2.0, 2.5])
     assert found["spread"]["decode_step_ms"] == pytest.approx(0.1 / 0.45)
+    assert found["over"]["decode_step_ms"] == "stock_page128"
+    rows[2] = row("stock_page128", 1, {1: [40.0, 40.0]})  # now page 1 is the better one
+    [again] = ratios.against_stock(rows, ("arm", "value"))
+    assert again["raw"]["decode_step_ms"] == pytest.approx([0.2, 0.25, 0.3])
+    [again] = ratios.against_stock(rows, ("arm", "value"), like=[found])  # but the first was over page 128
+    assert again["raw"]["decode_step_ms"] == pytest.approx([0.1, 0.125])
 
 
 def test_where_the_median_lies() -> None:

@@ -140,6 +140,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Answered
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {which: pool.submit(run, which) for which in wanted}, scratch
+        pool.shutdown(wait=False, cancel_futures=True)  # of a session that ends early; otherwise all have answered
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in CHOSEN for name in GROUPS[group].ours])

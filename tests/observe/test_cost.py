@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ from sglang_vattn.radix import PrefixTree
 
 from sglang_vattn import _core
 from sglang_vattn.allocator import VattnAllocator
-from sglang_vattn.observe import observer as observing
 from sglang_vattn.observe import tree_view
 from sglang_vattn.observe.observer import Observer
 from sglang_vattn.observe.page_states import STATES
@@ -193,20 +191,3 @@ def test_locks_and_an_empty_tree_are_seen_at_once() -> None:
     view._due_s = float("inf")  # no walk is paid for any more
     tree.evict(2)
     assert look() == [] and view.age_s == 0
-
-
-def test_observing_can_be_left_out_to_measure_it(
-    monkeypatch: pytest.MonkeyPatch, observer: Observer, tmp_path: Path
-) -> None:
-    unobserved = tmp_path / "unobserved"
-    monkeypatch.setattr(Observer, "current", observer)
-    monkeypatch.setattr(observing, "UNOBSERVED", str(unobserved))
-    unobserved.touch()
-    parts: list[str] = []
-    before_ns = observer.observe_ns
-    observing.add_log_part(parts, None)
-    observing.export(None)
-    assert parts == [] and observer.observe_ns == before_ns
-    unobserved.unlink()
-    observing.add_log_part(parts, None)
-    assert len(parts) == 1 and observer.observe_ns > before_ns

@@ -128,12 +128,13 @@ class Server(Client):
         env: Mapping[str, str] = STRICT,
         command: Sequence[str] = LAUNCH,
         forked: bool = True,
+        lifetime_s: float = LIFETIME_S,
     ) -> None:
         super().__init__(free_port())
         port = self.base.rsplit(":", 1)[1]
         self.log_path = folder / "server.log"
         self._arguments = ["--model-path", str(model), "--host=127.0.0.1", f"--port={port}", *BASE_FLAGS, *flags]
-        self._command = ["timeout", "--kill-after=10", str(LIFETIME_S), sys.executable, *command]
+        self._command = ["timeout", "--kill-after=10", str(lifetime_s), sys.executable, *command]
         early = any(name.startswith("SGLANG_") and name not in FORKABLE for name in env)
         self._forked = forked and command == LAUNCH and not early
         self._folder, self._env = folder, environment(env)
