@@ -2,7 +2,7 @@
 """What looking costs: a server with metrics, page and a viewer against one without.
 
     python -m benchmarks.observe_cost                   requests a second, on the host
-    python -m benchmarks.observe_cost --model 135m      the same with a model that people serve there, dummy weights
+    python -m benchmarks.observe_cost --model 135m      the same with the geometry of SmolLM2-135M
     python -m benchmarks.observe_cost --device cuda     the decode step, Llama-3-8B geometry with dummy weights
     python -m benchmarks.observe_cost --of ours         our metrics and page alone, SGLang's metrics on both
     python -m benchmarks.observe_cost --of stock        what SGLang's own metrics cost without this plugin
