@@ -58,7 +58,7 @@ def pairs(kept: Result, again: Result, figures: Sequence[str] | None = None) -> 
 
 def values(row: dict[str, Any]) -> dict[str, float]:
     """A row's figures: fields of its own, or those of its arms under ``ms`` or ``us``."""
-    arms = next((row[unit] for unit in ("ms", "us") if isinstance(row.get(unit), dict)), {})
+    arms: dict[str, float] = next((row[unit] for unit in ("ms", "us") if isinstance(row.get(unit), dict)), {})
     return {**arms, **row}
 
 
