@@ -81,7 +81,6 @@ class Load(NamedTuple):
 LOADS = {
     "tiny": Load(12, 16, 4, 400, 40, (32,), (HOST_POOL, "--max-running-requests=48", "--page-size=16")),
     "135m": Load(12, 2, 2, 400, 40, (4,), ("--max-total-tokens=16384", "--page-size=16", "--load-format=dummy")),
-    # Two engines on one GPU: a number of tokens, so that neither counts on what the other has not taken yet.
     "8b": Load(1, 64, 8, 2048, 64, (1, 200), ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
 }
 VOCABULARY = {"tiny": 250, "135m": 49_000, "8b": 120_000}

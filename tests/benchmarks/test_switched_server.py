@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from sglang.srt.observability import func_timer, metrics_collector
 
+from benchmarks.observe_cost import LOADS, PAIRS, VOCABULARY, Bursts, burst, looking_s, server, switch
 from benchmarks.switched_server import Switch, ours, sglangs
 from sglang_vattn.observe.observer import Observer
+from tests.support.checks import until
+from tests.support.client import Client
 
 
 def test_our_hooks_do_nothing_while_it_is_off() -> None:
@@ -53,3 +59,41 @@ def test_sglangs_metrics_do_nothing_while_they_are_off() -> None:
     assert [getattr(cls, name) for cls, name in calls] == before
     assert reporter.enable_metrics and reporter.scheduler_stage_metrics.enabled and tokenizer_manager.enable_metrics
     assert func_timer.enable_metrics is False  # as it was
+
+
+class Counted(NamedTuple):
+    """What a server has counted so far: in its HTTP process, in its scheduler, and there the time of our metrics."""
+
+    requests: float
+    tokens: float
+    looking_s: float
+
+
+def counted(client: Client) -> Counted:
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(client.text("/metrics")):
+        for sample in family.samples:
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    return Counted(sums["sglang:num_requests_total"], sums["sglang:realtime_tokens_total"], looking_s(client)[0])
+
+
+def test_each_process_of_a_server_follows_the_switch(tmp_path: Path) -> None:
+    """If one did not, on and off would be the same, and looking would seem to cost nothing."""
+    path, load = tmp_path / "off", LOADS["tiny"]
+    bursts = Bursts(load, VOCABULARY["tiny"])
+    with server(PAIRS["all"], "tiny", tmp_path, path, 600) as client:
+        burst(client, bursts.prompts(), 8)
+        switch(path, off=True)
+        before = counted(client)
+        burst(client, bursts.prompts(), 8)
+        time.sleep(1)
+        assert counted(client) == before
+        switch(path, off=False)
+        burst(client, bursts.prompts(), 8)
+
+        def counts_again() -> bool:
+            now = counted(client)
+            more = now.tokens > before.tokens and now.looking_s > before.looking_s
+            return more and now.requests == before.requests + load.requests
+
+        until(counts_again, "each process counts again", every_s=0.2)

@@ -21,7 +21,7 @@ import pytest
 
 from tests.reliability.conftest import SMALL_POOL
 from tests.reliability.load import OUTPUT, Known, Load
-from tests.support.checks import unharmed
+from tests.support.checks import unharmed, until
 from tests.support.server import STRICT, Server, ServerError
 
 END_LIMIT_S = 90
@@ -112,8 +112,5 @@ def test_killed_and_terminated_under_load(llama: Path, known: list[Known], tmp_p
                     os.kill(scheduler.pid, signal.SIGKILL)
                 else:  # to the server's first process, as a service manager does
                     os.kill(scheduler.parents()[0].pid, signal.SIGTERM)
-                deadline = time.monotonic() + END_LIMIT_S
-                while not ended(server):
-                    assert time.monotonic() < deadline, f"still there {END_LIMIT_S} s after {signal_number}"
-                    time.sleep(0.2)
+                until(lambda: ended(server), f"the end after signal {signal_number}", END_LIMIT_S, every_s=0.2)
             assert psutil.wait_procs(family, timeout=20)[1] == []

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from tests.support.checks import pages_in_use, unharmed
+from tests.support.checks import pages_in_use, unharmed, until
 from tests.support.client import Answer
 from tests.support.maps import mapped_pages, parse_maps
 from tests.support.server import Server
@@ -26,13 +25,6 @@ _groups = count()
 def server(page16: Server) -> Iterator[Server]:
     with unharmed(page16):
         yield page16
-
-
-def until(condition: Callable[[], bool], what: str, limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
-        time.sleep(0.01)
 
 
 class Decoding:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tests.support.client import Answer
@@ -12,6 +13,13 @@ from tests.support.server import Server
 
 #: A page is in exactly one of these states; the scheduler is told their sizes.
 PAGE_STATES = ("free", "private", "evictable", "protected")
+
+
+def until(condition: Callable[[], bool], what: str, limit_s: float = 60, every_s: float = 0.01) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        time.sleep(every_s)
 
 
 def assert_same_outputs(cases: Sequence[Case], answers: Sequence[Answer]) -> None:
