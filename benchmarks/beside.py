@@ -2,7 +2,9 @@
 """Engines side by side on one GPU, each in a process of its own, that are asked in turns.
 
 A processor of a rented machine has faster and slower minutes, and a lone request is bound by the processor: one arm
-after the other, as `serve_ab.py` measures, tells 2 % from nothing only by luck.
+after the other, as `serve_ab.py` measures, tells 2 % from nothing only by luck. Nor are the processors equal at a time:
+a hit takes 12 ms on one and 19 on the next, of every arm. So in a round all engines run on the same few processors,
+those of an arm that is not asked sleep, and each round has others.
 """
 
 from __future__ import annotations
@@ -12,14 +14,47 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 from benchmarks.arms import BESIDE_OTHERS
 from benchmarks.common import Row, median, progress, quartile_spread
 from benchmarks.serve_ab import Arm
+from tests.support.server import SCHEDULER
 
 # Made once with the arm whose engine is up; then called for each order, and says how many seconds it took.
 Session = Callable[[Arm], Callable[[Any], float]]
+SLEEPING = {"sleep_on_idle": True}  # else a scheduler that has nothing to do spins
+
+
+class Place(NamedTuple):
+    """Processors: one for the main thread of an engine's scheduler, which bounds a hit, and others for all the rest."""
+
+    scheduler: int
+    others: frozenset[int]
+
+    def move(self) -> None:
+        """Every thread of this process and of those that it started, from now on."""
+        this = psutil.Process()
+        for process in (this, *this.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                scheduler = SCHEDULER in " ".join(process.cmdline())
+                for thread in process.threads():
+                    alone = scheduler and thread.id == process.pid
+                    with suppress(ProcessLookupError):  # it has ended since
+                        os.sched_setaffinity(thread.id, {self.scheduler} if alone else self.others)
+
+
+def places(processors: Sequence[int]) -> list[Place]:
+    """The places of a machine, in whole cores, of which neighbours are taken for the two threads, as they often are.
+
+    The other thread of a scheduler's core stays free. A machine of fewer than four processors is one place.
+    """
+    cores = [tuple(processors[i : i + 2]) for i in range(0, len(processors) - 1, 2)]
+    if len(cores) < 2:
+        return [Place(processors[0], frozenset(processors))]
+    return [Place(core[0], frozenset(cores[(i + 1) % len(cores)])) for i, core in enumerate(cores)]
 
 
 def serve(orders: Any, session: Session, name: str, model: str, log: str) -> None:
@@ -27,11 +62,14 @@ def serve(orders: Any, session: Session, name: str, model: str, log: str) -> Non
     with open(log, "w") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
-    arm = Arm(name, model, 1, BESIDE_OTHERS)
+    arm = Arm(name, model, 1, BESIDE_OTHERS | SLEEPING)
     measure = session(arm)
     orders.send("ready")
     while (order := orders.recv()) is not None:
-        orders.send(arm.counters() if order == "counters" else measure(order))
+        if isinstance(order, Place):
+            orders.send(order.move())
+        else:
+            orders.send(arm.counters() if order == "counters" else measure(order))
     arm.engine.shutdown()
 
 
@@ -93,9 +131,15 @@ def engines(session: Session, arms: Sequence[str], model: Path, logs: Path) -> I
 
 
 def in_turns(arms: Sequence[Engine], orders: Mapping[str, Any], *, times: Mapping[str, int], rounds: int) -> None:
-    """Each engine is given each order so many times a round. Which begins changes; the first round is not kept."""
+    """Each engine is given each order so many times a round; the first round is not kept.
+
+    Which begins changes, and so does the place, the same for all.
+    """
+    everywhere = places(sorted(os.sched_getaffinity(0)))
     for number in progress(range(rounds + 1), "rounds"):
         begin = number % len(arms)
+        for engine in arms:
+            engine.ask(everywhere[number % len(everywhere)])
         for engine in [*arms[begin:], *arms[:begin]]:
             for kind, order in orders.items():
                 for _ in range(times.get(kind, 1)):

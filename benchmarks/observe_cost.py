@@ -16,8 +16,9 @@ looking weighs most.
 
 The figure is the median over the rounds of on / off. A round is a few turns each, a burst of requests a turn: on a
 host, whose processors are faster and slower from one second to the next, short ones; of the tiny model as many as add
-up to the scraper's five seconds. The scheduler's processor time bounds the requests a second there, so it is taken too;
-and the scheduler counts itself how much of it looking takes, which no noise disturbs.
+up to the scraper's five seconds. On the GPU one request of the burst is streamed, and tells the decode step. On a host
+the scheduler's processor time bounds the requests a second, so it is taken too; and the scheduler counts itself how
+much of it looking takes, which no noise disturbs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +42,7 @@ from benchmarks.arms import HOST_POOL, MODELS, SMOLLM2_135M, GpuServer, counters
 from benchmarks.common import RESULTS, ROOT, ResultFile, Row, median, median_interval
 from benchmarks.switched_server import LAG_S, SWITCH, SWITCHED
 from tests.support.client import Client
-from tests.support.server import NO_PLUGINS, Server
+from tests.support.server import NO_PLUGINS, Server, python_path
 
 Looks = Mapping[str, float]  # who asks for what: a path, every so many seconds
 
@@ -67,21 +69,22 @@ Prompts = list[list[int]]
 
 
 class Load(NamedTuple):
-    """So many turns a round, a turn a few bursts, a burst so many requests: a document and an end of its own each."""
+    """So many turns a round, a turn a burst of so many requests: a document and an end of its own each."""
 
     turns: int
     requests: int
     documents: int
     document_tokens: int
     question: int
-    outputs: tuple[int, ...]  # tokens a request, by burst; after a burst with 1, what the next takes more are its steps
+    output: int  # tokens a request
     flags: tuple[str, ...]
+    streamed: bool = False  # one of the requests
 
 
 LOADS = {
-    "tiny": Load(12, 16, 4, 400, 40, (32,), (HOST_POOL, "--max-running-requests=48", "--page-size=16")),
-    "135m": Load(12, 2, 2, 400, 40, (4,), ("--max-total-tokens=16384", "--page-size=16", "--load-format=dummy")),
-    "8b": Load(1, 64, 8, 2048, 64, (1, 200), ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64")),
+    "tiny": Load(12, 16, 4, 400, 40, 32, (HOST_POOL, "--max-running-requests=48", "--page-size=16")),
+    "135m": Load(12, 2, 2, 400, 40, 4, ("--max-total-tokens=16384", "--page-size=16", "--load-format=dummy")),
+    "8b": Load(1, 64, 8, 2048, 64, 400, ("--max-total-tokens=262144", "--cuda-graph-max-bs-decode=64"), True),
 }
 VOCABULARY = {"tiny": 250, "135m": 49_000, "8b": 120_000}
 MODEL = {"cpu": "tiny", "cuda": "8b"}  # unless another is asked for
@@ -89,7 +92,7 @@ MODEL = {"cpu": "tiny", "cuda": "8b"}  # unless another is asked for
 
 def server(pair: Pair, model: str, folder: Path, path: Path, seconds: float) -> Server:
     flags = [*pair.flags, *LOADS[model].flags]
-    env = {**pair.env, "PYTHONPATH": str(ROOT), SWITCH: str(path), SWITCHED: pair.switched}
+    env = {**pair.env, "PYTHONPATH": python_path(ROOT), SWITCH: str(path), SWITCHED: pair.switched}
     command = ("-m", switched_server.__name__)
     if model == "8b":
         return GpuServer(model_for("cuda"), folder, flags, env, command, seconds)
@@ -154,14 +157,29 @@ class Bursts:
             self.documents[i % self.load.documents] + self.tokens(self.load.question) for i in range(self.load.requests)
         ]
 
-    def of_a_turn(self) -> list[Prompts]:
-        return [self.prompts() for _ in self.load.outputs]
+
+class Burst(NamedTuple):
+    seconds: float  # until all have answered
+    step_s: float | None = None  # between two tokens of the streamed request, if there is one
 
 
-def burst(client: Client, prompts: Prompts, output: int) -> float:
+def burst(client: Client, prompts: Prompts, load: Load) -> Burst:
     began = time.perf_counter()
-    client.together(prompts, output)
-    return time.perf_counter() - began
+    if not load.streamed:
+        client.together(prompts, load.output)
+        return Burst(time.perf_counter() - began)
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(client.together, prompts[1:], load.output)
+        came = [(time.perf_counter(), len(answer.output)) for answer in client.stream(prompts[0], load.output)]
+        others.result()
+    return Burst(time.perf_counter() - began, step_s(came))
+
+
+def step_s(came: Sequence[tuple[float, int]]) -> float:
+    """Seconds a token, by when how many had come. Of the last three quarters: then all requests decode."""
+    last_s, last = came[-1]
+    first_s, first = next(one for one in came if one[1] >= last // 4)
+    return (last_s - first_s) / (last - first)
 
 
 def processor_s(pid: int) -> float:
@@ -171,30 +189,26 @@ def processor_s(pid: int) -> float:
 
 
 class Turn(NamedTuple):
-    """Seconds of each burst, and of the scheduler's processor time in all of them."""
-
-    bursts_s: tuple[float, ...]
-    processor_s: float
+    burst: Burst
+    processor_s: float  # the scheduler's
 
 
-def take_turn(client: Server, prompts: Sequence[Prompts], load: Load) -> Turn:
+def take_turn(client: Server, prompts: Prompts, load: Load) -> Turn:
     scheduler = client.scheduler_pid()
     before_s = processor_s(scheduler)
-    bursts_s = tuple(burst(client, each, output) for each, output in zip(prompts, load.outputs, strict=True))
-    return Turn(bursts_s, processor_s(scheduler) - before_s)
+    taken = burst(client, prompts, load)
+    return Turn(taken, processor_s(scheduler) - before_s)
 
 
 def figures(turns: Sequence[Turn], load: Load) -> Row:
     """Of a server's turns in one round."""
-    requests = load.requests * len(load.outputs) * len(turns)
+    requests = load.requests * len(turns)
     row = {
-        "requests_per_s": requests / sum(sum(turn.bursts_s) for turn in turns),
+        "requests_per_s": requests / sum(turn.burst.seconds for turn in turns),
         "processor_ms_per_request": sum(turn.processor_s for turn in turns) / requests * 1e3,
     }
-    if load.outputs[0] == 1:
-        steps_s = sum(turn.bursts_s[1] - turn.bursts_s[0] for turn in turns)
-        row["decode_step_ms"] = steps_s / (load.outputs[1] - 1) / len(turns) * 1e3
-    return row
+    steps = [turn.burst.step_s for turn in turns if turn.burst.step_s is not None]
+    return row | ({"decode_step_ms": sum(steps) / len(steps) * 1e3} if steps else {})
 
 
 def looking_s(client: Client) -> tuple[float, float]:
@@ -211,7 +225,7 @@ def run(args: argparse.Namespace) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         off = Path(scratch) / "off"
         with server(pair, args.model, Path(scratch), off, args.seconds + 600) as client:
-            take_turn(client, bursts.of_a_turn(), load)
+            take_turn(client, bursts.prompts(), load)
             watchers = {name: Watcher(client, looks) for name, looks in pair.looks.items()}
             before = looking_s(client)
             began = time.perf_counter()
@@ -223,7 +237,7 @@ def run(args: argparse.Namespace) -> Iterator[Row]:
                     for name in ("off", "on") if (number + turn) % 2 else ("on", "off"):
                         switch(off, name == "off")
                         with watchers[name].watching():
-                            turns[name].append(take_turn(client, bursts.of_a_turn(), load))
+                            turns[name].append(take_turn(client, bursts.prompts(), load))
                 for name, taken in turns.items():
                     values[name].append(figures(taken, load))
                 looked_s = sum(

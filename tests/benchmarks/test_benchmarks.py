@@ -21,7 +21,6 @@ pytest.importorskip("sglang")
 
 from benchmarks import (
     arms,
-    beside,
     compare,
     kernels_host,
     loads,
@@ -181,26 +180,6 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
     assert [path.suffix for path in paths] == [".png", ".svg"] and all(path.stat().st_size for path in paths)
 
 
-def test_engines_side_by_side_begin_in_turns() -> None:
-    """Each is given each order in each round; the first round, which compiles, is not kept."""
-    asked: list[tuple[str, str]] = []
-
-    class Stand:
-        def __init__(self, name: str) -> None:
-            self.name, self.seconds = name, dict[str, list[float]]()
-
-        def ask(self, order: str) -> float:
-            asked.append((self.name, order))
-            return float(len(asked))
-
-    pair = [Stand("a"), Stand("b")]
-    beside.in_turns(cast(Any, pair), {"burst": "64", "lone": "1"}, times={"lone": 2}, rounds=2)
-    one = ["64", "1", "1"]
-    rounds = [("a", "b"), ("b", "a"), ("a", "b")]
-    assert asked == [(name, order) for names in rounds for name in names for order in one]
-    assert pair[0].seconds == {"burst": [10, 13], "lone": [11, 12, 14, 15]}
-
-
 def test_a_watcher_looks_by_the_time_that_is_watched() -> None:
     """Not once more for each stretch, of which there are many short ones."""
     asked: list[str] = []
@@ -295,13 +274,22 @@ def test_where_the_median_lies() -> None:
 
 
 def test_a_round_adds_up_its_turns() -> None:
-    load = observe_cost.LOADS["8b"]._replace(requests=10, outputs=(1, 5))
-    turns = [observe_cost.Turn((1.0, 3.0), 0.5), observe_cost.Turn((2.0, 4.0), 1.5)]
-    figures = {"requests_per_s": 4.0, "decode_step_ms": 500.0, "processor_ms_per_request": 50.0}
+    load = observe_cost.LOADS["8b"]._replace(requests=10)
+    bursts = [observe_cost.Burst(3.0, 0.25), observe_cost.Burst(5.0, 0.75)]
+    turns = [observe_cost.Turn(bursts[0], 0.5), observe_cost.Turn(bursts[1], 1.5)]
+    figures = {"requests_per_s": 2.5, "decode_step_ms": 500.0, "processor_ms_per_request": 100.0}
     assert observe_cost.figures(turns, load) == figures
-    turns = [turn._replace(bursts_s=turn.bursts_s[1:]) for turn in turns]
-    figures = {"requests_per_s": 20 / 7, "processor_ms_per_request": 100.0}
-    assert observe_cost.figures(turns, load._replace(outputs=(5,))) == figures
+    turns = [turn._replace(burst=observe_cost.Burst(turn.burst.seconds)) for turn in turns]
+    del figures["decode_step_ms"]
+    assert observe_cost.figures(turns, load) == figures
+
+
+def test_a_decode_step_is_told_by_the_tokens_that_come_late() -> None:
+    """While others of the burst are still prefilled, a step takes longer."""
+    came = [(0.5 * count if count < 10 else 5.0 + 0.01 * (count - 10), count) for count in range(1, 41)]
+    assert observe_cost.step_s(came) == pytest.approx(0.01)
+    by_threes = [(0.01 * count, count) for count in (1, 4, 7, 10, 13, 16)]
+    assert observe_cost.step_s(by_threes) == pytest.approx(0.01)
 
 
 def test_scrubbing_is_compared_with_the_same_without() -> None:

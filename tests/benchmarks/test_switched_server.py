@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sglang.srt.observability import func_timer, metrics_collector
 
+from benchmarks.common import ROOT
 from benchmarks.observe_cost import LOADS, PAIRS, VOCABULARY, Bursts, burst, looking_s, server, switch
 from benchmarks.switched_server import Switch, ours, sglangs
 from sglang_vattn.observe.observer import Observer
@@ -77,19 +80,30 @@ def counted(client: Client) -> Counted:
     return Counted(sums["sglang:num_requests_total"], sums["sglang:realtime_tokens_total"], looking_s(client)[0])
 
 
+def test_a_server_keeps_the_path_that_modules_are_found_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's may be among them."""
+    folder = tmp_path / "site"
+    (folder / "somewhere").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    environment = server(PAIRS["all"], "tiny", tmp_path, tmp_path / "off", 600)._env
+    find = "import somewhere, benchmarks; print(benchmarks.__path__[0])"
+    found = subprocess.run([sys.executable, "-c", find], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.stdout.strip() == str(ROOT / "benchmarks"), found.stderr
+
+
 def test_each_process_of_a_server_follows_the_switch(tmp_path: Path) -> None:
     """If one did not, on and off would be the same, and looking would seem to cost nothing."""
-    path, load = tmp_path / "off", LOADS["tiny"]
+    path, load = tmp_path / "off", LOADS["tiny"]._replace(output=8, streamed=True)
     bursts = Bursts(load, VOCABULARY["tiny"])
     with server(PAIRS["all"], "tiny", tmp_path, path, 600) as client:
-        burst(client, bursts.prompts(), 8)
+        burst(client, bursts.prompts(), load)
         switch(path, off=True)
         before = counted(client)
-        burst(client, bursts.prompts(), 8)
+        burst(client, bursts.prompts(), load)
         time.sleep(1)
         assert counted(client) == before
         switch(path, off=False)
-        burst(client, bursts.prompts(), 8)
+        burst(client, bursts.prompts(), load)
 
         def counts_again() -> bool:
             now = counted(client)

@@ -59,6 +59,7 @@ FORKABLE = {*STRICT, "SGLANG_PLUGINS", "SGLANG_CPU_OMP_THREADS_BIND"} | {
     f"SGLANG_REQ_{limit}_TIMEOUT" for limit in ("WAITING", "RUNNING")
 }
 _FIRST = threading.Lock()
+SCHEDULER = "sglang::scheduler"  # the title that SGLang gives the process
 # No plugin is loaded, ours neither: SGLang as it comes from its wheel.
 NO_PLUGINS = {"SGLANG_PLUGINS": "none"}
 
@@ -88,6 +89,11 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     ours = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MALLOC_PERTURB_": "61"}
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "VATTN_"))}
     return {**inherited, **ours, **extra}
+
+
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH with these before what it has: SGLang itself may be found by it."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @cache
@@ -227,9 +233,9 @@ class Server(Client):
             raise ServerError("the log has: " + "\n".join(bad[:3]))
 
     def scheduler_pid(self) -> int:
-        """The process that owns the KV cache (SGLang gives it the title `sglang::scheduler`)."""
+        """The process that owns the KV cache."""
         assert self._process is not None
         for child in psutil.Process(self._process.pid).children(recursive=True):
-            if "sglang::scheduler" in " ".join(child.cmdline()):
+            if SCHEDULER in " ".join(child.cmdline()):
                 return int(child.pid)
         raise ServerError(f"no scheduler process{self._tail()}")

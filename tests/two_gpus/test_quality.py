@@ -21,6 +21,7 @@ import pytest
 from tests.gpu import jobs, test_quality
 from tests.gpu.test_quality import BASE, NOISE, SHARE_ALWAYS, STOCK, divergences, summary
 from tests.parallel.support import PLUGIN, assert_equal_decisions, traces
+from tests.support.server import python_path
 
 BOTH = {"tp_size": 2}
 LATE = [{}, {"VATTN_TEST_MAP_DELAY_S": "0.005"}]
@@ -28,9 +29,8 @@ LATE = [{}, {"VATTN_TEST_MAP_DELAY_S": "0.005"}]
 
 def traced(folder: Path, of_ranks: list[dict[str, str]]) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join([str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {
-        "PYTHONPATH": path,
+        "PYTHONPATH": python_path(PLUGIN),
         "SGLANG_PLUGINS": "ranks,vattn",
         "VATTN_TRACE": str(folder),
         "VATTN_RANK_ENVIRONMENT": json.dumps(of_ranks),
