@@ -146,3 +146,14 @@ def in_turns(arms: Sequence[Engine], orders: Mapping[str, Any], *, times: Mappin
                     seconds = engine.ask(order)
                     if number > 0:  # the first compiles
                         engine.seconds.setdefault(kind, []).append(seconds)
+
+
+def by_round(row: Row, other: Row, kind: str) -> list[float]:
+    """A kind's time over the other engine's in each round; of several measurements in a round, the medians'."""
+    rounds = min(map(len, row["raw"].values()))
+
+    def medians(values: Sequence[float]) -> list[float]:
+        each = len(values) // rounds
+        return [median(values[i : i + each]) for i in range(0, rounds * each, each)]
+
+    return [a / b for a, b in zip(medians(row["raw"][kind]), medians(other["raw"][kind]), strict=True)]

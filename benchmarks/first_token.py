@@ -5,7 +5,7 @@
 
 Every engine has the same prefix of 8k tokens cached; a round is, for each arm, a burst of 64 hits at once and a few
 lone hits, the arm that begins changing from round to round. Each figure is the median over the rounds, its spread the
-distance of the quartiles.
+distance of the quartiles; ours is held against stock's in each round.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from benchmarks import table_rows
 from benchmarks.beside import engines, in_turns
 from benchmarks.common import RESULTS, ResultFile
 from benchmarks.serve_ab import ARMS, QUESTION, TABLE_ARMS, Arm, write_model
@@ -52,8 +53,7 @@ def main() -> None:
         in_turns(arms, KINDS, times={"lone": LONE}, rounds=args.rounds)
         for engine in arms:
             results.add(engine.row())
-    for row in results.rows:
-        print(f"{row['arm']:<14} burst {row['burst_ms']:.1f} ms  lone {row['lone_ms']:.2f} ms  {row['spread']}")
+    print("\n".join(" | ".join(cells) for cells in table_rows.first_token({"rows": results.rows})))
 
 
 if __name__ == "__main__":

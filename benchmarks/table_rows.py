@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.common import median_interval, quartile_spread, stated
+from benchmarks.beside import by_round
+from benchmarks.common import median, median_interval, quartile_spread, stated
 from benchmarks.observe_cost import on_by_off
 from benchmarks.ratios import OURS, against_stock
 from benchmarks.steady import lost_to_mapping
@@ -60,12 +61,21 @@ def serve_ab(result: Result) -> Rows:
 
 
 def first_token(result: Result) -> Rows:
-    kinds = {"burst_ms": "burst of 64 hits, ms", "lone_ms": "lone hit, ms"}
-    best = {kind: min(row[kind] for row in result["rows"] if row["arm"].startswith("stock")) for kind in kinds}
-    rows = [["arm", *(head for kind in kinds.values() for head in (kind, "of stock's better"))]]
+    kinds = {"burst": "burst of 64 hits, ms", "lone": "lone hit, ms"}
+    stock = [row for row in result["rows"] if row["arm"] != OURS]
+    rows = [["arm", *(head for kind in kinds.values() for head in (kind, "over stock's better, by round (sure to)"))]]
     for row in result["rows"]:
-        cells = [(within(row[kind], row["spread"][kind]), f"{row[kind] / best[kind]:.3f}") for kind in kinds]
-        rows.append([row["arm"].replace("_", " "), *(cell for pair in cells for cell in pair)])
+        cells = [row["arm"].replace("_", " ")]
+        for kind in kinds:
+            figure = f"{kind}_ms"
+            cells.append(within(row[figure], row["spread"][figure]))
+            if row["arm"] == OURS:
+                ratios = by_round(row, min(stock, key=lambda one: one[figure]), kind)
+                low, high = median_interval(ratios)
+                cells.append(f"{median(ratios):.3f} ({low:.3f} to {high:.3f})")
+            else:
+                cells.append("")
+        rows.append(cells)
     return rows
 
 

@@ -301,9 +301,21 @@ def test_scrubbing_is_compared_with_the_same_without() -> None:
     assert table[-1] == ["`--vattn-scrub`", "201 (10%)", "1.0050", "402 (20%)", "1.0050", "1,024"]
 
 
-def test_first_tokens_are_compared_with_the_better_of_stock() -> None:
-    def row(arm: str, burst: float, lone: float) -> dict[str, object]:
-        return {"arm": arm, "burst_ms": burst, "lone_ms": lone, "spread": {"burst_ms": 0.1, "lone_ms": 0.2}}
+def test_first_tokens_are_compared_with_the_better_of_stock_in_each_round() -> None:
+    def row(arm: str, burst: list[float], lone: list[float]) -> dict[str, Any]:
+        medians = {"burst_ms": statistics.median(burst), "lone_ms": statistics.median(lone)}
+        return {
+            "arm": arm,
+            **medians,
+            "spread": {"burst_ms": 0.1, "lone_ms": 0.2},
+            "raw": {"burst": burst, "lone": lone},
+        }
 
-    rows = [row("stock_page1", 200, 10), row("stock_page128", 100, 20), row("vattn", 101, 9)]
-    assert first_token_table({"rows": rows})[-1] == ["vattn", "101 (10%)", "1.010", "9 (20%)", "0.900"]
+    rows = [
+        row("stock_page1", [200, 200, 200], [10, 10, 20, 20, 90, 10]),
+        row("stock_page128", [100, 200, 100], [90] * 6),
+        row("vattn", [101, 198, 104], [9, 9, 24, 24, 45, 5]),
+    ]
+    table = first_token_table({"rows": rows})
+    assert table[-1] == ["vattn", "104 (10%)", "1.010 (0.990 to 1.040)", "16.5 (20%)", "0.900 (0.500 to 1.200)"]
+    assert table[1][2::2] == ["", ""]
