@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines side by side on one GPU, each in a process of its own, that are asked in turns.
 
-A processor of a rented machine has faster and slower minutes, and a lone request is bound by the processor: one arm
-after the other, as `serve_ab.py` measures, tells 2 % from nothing only by luck. Nor are the processors equal at a time:
-a hit takes 12 ms on one and 19 on the next, of every arm. So in a round all engines run on the same few processors,
-those of an arm that is not asked sleep, and each round has others.
+A lone request is bound by the processor, which on a rented machine has faster and slower times: one arm after the
+other, as `serve_ab.py` measures, tells 2 % from nothing only by luck. Engines on shares of the processors that changed
+with each round had hits of 12 ms in one round and of 19 in the next, each arm in others. So here all engines run on the
+same few processors, others in each round, and those that are not asked sleep.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     others: frozenset[int]
 
     def move(self) -> None:
-        """Every thread of this process and of those that it started, from now on."""
+        """Every thread that this process and those that it started have now; what these start begins where they are."""
         this = psutil.Process()
         for process in (this, *this.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
@@ -58,7 +58,7 @@ def places(processors: Sequence[int]) -> list[Place]:
 
 
 def serve(orders: Any, session: Session, name: str, model: str, log: str) -> None:
-    """An arm's process: the session's seconds for each order, and its counters; None ends it."""
+    """An arm's process: the session's seconds for each order, its counters, a move to a place; None ends it."""
     with open(log, "w") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
@@ -79,6 +79,7 @@ class Engine:
     def __init__(self, session: Session, name: str, model: Path, log: Path) -> None:
         self.name, self.log = name, log
         self.seconds: dict[str, list[float]] = {}
+        self.processors: list[int] = []  # the scheduler's, in each round
         spawn = multiprocessing.get_context("spawn")
         self._orders, theirs = spawn.Pipe()
         self._process = spawn.Process(target=serve, args=(theirs, session, name, str(model), str(log)))
@@ -86,7 +87,7 @@ class Engine:
         theirs.close()
 
     def ask(self, order: Any) -> Any:
-        """Seconds that the order took."""
+        """What the process answers: seconds that the order took, counters, or nothing for a place."""
         with suppress(BrokenPipeError):  # it is gone: receive() says why
             self._orders.send(order)
         return self.receive()
@@ -111,6 +112,8 @@ class Engine:
         """Medians in ms by kind, their quartile spreads, and every measurement in seconds."""
         return {
             "arm": self.name,
+            "rounds": len(self.processors),
+            "processors": self.processors,
             **{f"{kind}_ms": median(values) * 1e3 for kind, values in self.seconds.items()},
             "spread": {f"{kind}_ms": quartile_spread(values) for kind, values in self.seconds.items()},
             "raw": self.seconds,
@@ -138,8 +141,11 @@ def in_turns(arms: Sequence[Engine], orders: Mapping[str, Any], *, times: Mappin
     everywhere = places(sorted(os.sched_getaffinity(0)))
     for number in progress(range(rounds + 1), "rounds"):
         begin = number % len(arms)
+        place = everywhere[(number + number // len(everywhere)) % len(everywhere)]  # each arm begins in each
         for engine in arms:
-            engine.ask(everywhere[number % len(everywhere)])
+            engine.ask(place)
+            if number > 0:
+                engine.processors.append(place.scheduler)
         for engine in [*arms[begin:], *arms[:begin]]:
             for kind, order in orders.items():
                 for _ in range(times.get(kind, 1)):
@@ -150,10 +156,10 @@ def in_turns(arms: Sequence[Engine], orders: Mapping[str, Any], *, times: Mappin
 
 def by_round(row: Row, other: Row, kind: str) -> list[float]:
     """A kind's time over the other engine's in each round; of several measurements in a round, the medians'."""
-    rounds = min(map(len, row["raw"].values()))
 
     def medians(values: Sequence[float]) -> list[float]:
-        each = len(values) // rounds
-        return [median(values[i : i + each]) for i in range(0, rounds * each, each)]
+        each, left = divmod(len(values), row["rounds"])
+        assert left == 0, "a round has as many as any other"
+        return [median(values[i : i + each]) for i in range(0, len(values), each)]
 
     return [a / b for a, b in zip(medians(row["raw"][kind]), medians(other["raw"][kind]), strict=True)]

@@ -164,21 +164,27 @@ class Burst(NamedTuple):
 
 
 def burst(client: Client, prompts: Prompts, load: Load) -> Burst:
+    streamed, others = (prompts[:1], prompts[1:]) if load.streamed else ([], prompts)
     began = time.perf_counter()
-    if not load.streamed:
-        client.together(prompts, load.output)
-        return Burst(time.perf_counter() - began)
     with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(client.together, prompts[1:], load.output)
-        came = [(time.perf_counter(), len(answer.output)) for answer in client.stream(prompts[0], load.output)]
-        others.result()
-    return Burst(time.perf_counter() - began, step_s(came))
+        together = pool.submit(client.together, others, load.output)
+        came = [
+            (time.perf_counter(), len(answer.output))
+            for prompt in streamed
+            for answer in client.stream(prompt, load.output)
+        ]
+        answered = [len(answer.output) for answer in together.result()] + [count for _, count in came[-1:]]
+    seconds = time.perf_counter() - began
+    assert answered == [load.output] * load.requests, f"not {load.output} tokens for each: {answered}"
+    return Burst(seconds, step_s(came) if streamed else None)
 
 
 def step_s(came: Sequence[tuple[float, int]]) -> float:
     """Seconds a token, by when how many had come. Of the last three quarters: then all requests decode."""
     last_s, last = came[-1]
     first_s, first = next(one for one in came if one[1] >= last // 4)
+    if first == last:
+        raise ValueError(f"the stream's last three quarters came at once: {came}")
     return (last_s - first_s) / (last - first)
 
 

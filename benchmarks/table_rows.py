@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.beside import by_round
 from benchmarks.common import median, median_interval, quartile_spread, stated
 from benchmarks.observe_cost import on_by_off
-from benchmarks.ratios import OURS, against_stock
+from benchmarks.ratios import OURS, STOCK, against_stock
 from benchmarks.steady import lost_to_mapping
 
 Result = dict[str, Any]
@@ -62,19 +62,19 @@ def serve_ab(result: Result) -> Rows:
 
 def first_token(result: Result) -> Rows:
     kinds = {"burst": "burst of 64 hits, ms", "lone": "lone hit, ms"}
-    stock = [row for row in result["rows"] if row["arm"] != OURS]
-    rows = [["arm", *(head for kind in kinds.values() for head in (kind, "over stock's better, by round (sure to)"))]]
+    stock = [row for row in result["rows"] if row["arm"] in STOCK]
+    rows = [
+        ["arm", *(head for kind in kinds.values() for head in (kind, "over stock's better, by round (sure to 95 %)"))]
+    ]
     for row in result["rows"]:
         cells = [row["arm"].replace("_", " ")]
         for kind in kinds:
             figure = f"{kind}_ms"
-            cells.append(within(row[figure], row["spread"][figure]))
-            if row["arm"] == OURS:
+            cells += [within(row[figure], row["spread"][figure]), ""]
+            if row["arm"] == OURS and stock:
                 ratios = by_round(row, min(stock, key=lambda one: one[figure]), kind)
                 low, high = median_interval(ratios)
-                cells.append(f"{median(ratios):.3f} ({low:.3f} to {high:.3f})")
-            else:
-                cells.append("")
+                cells[-1] = f"{median(ratios):.3f} ({low:.3f} to {high:.3f})"
         rows.append(cells)
     return rows
 

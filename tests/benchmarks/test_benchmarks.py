@@ -290,6 +290,8 @@ def test_a_decode_step_is_told_by_the_tokens_that_come_late() -> None:
     assert observe_cost.step_s(came) == pytest.approx(0.01)
     by_threes = [(0.01 * count, count) for count in (1, 4, 7, 10, 13, 16)]
     assert observe_cost.step_s(by_threes) == pytest.approx(0.01)
+    with pytest.raises(ValueError, match="came at once"):
+        observe_cost.step_s([(1.0, 1), (2.0, 8)])
 
 
 def test_scrubbing_is_compared_with_the_same_without() -> None:
@@ -306,6 +308,7 @@ def test_first_tokens_are_compared_with_the_better_of_stock_in_each_round() -> N
         medians = {"burst_ms": statistics.median(burst), "lone_ms": statistics.median(lone)}
         return {
             "arm": arm,
+            "rounds": 3,
             **medians,
             "spread": {"burst_ms": 0.1, "lone_ms": 0.2},
             "raw": {"burst": burst, "lone": lone},
@@ -319,3 +322,5 @@ def test_first_tokens_are_compared_with_the_better_of_stock_in_each_round() -> N
     table = first_token_table({"rows": rows})
     assert table[-1] == ["vattn", "104 (10%)", "1.010 (0.990 to 1.040)", "16.5 (20%)", "0.900 (0.500 to 1.200)"]
     assert table[1][2::2] == ["", ""]
+    alone = first_token_table({"rows": [row("vattn_rows", [1] * 3, [1] * 6), rows[-1]]})
+    assert alone[-1][2::2] == ["", ""]

@@ -93,7 +93,7 @@ def test_a_server_keeps_the_path_that_modules_are_found_by(tmp_path: Path, monke
 
 def test_each_process_of_a_server_follows_the_switch(tmp_path: Path) -> None:
     """If one did not, on and off would be the same, and looking would seem to cost nothing."""
-    path, load = tmp_path / "off", LOADS["tiny"]._replace(output=8, streamed=True)
+    path, load = tmp_path / "off", LOADS["tiny"]._replace(output=32, streamed=True)
     bursts = Bursts(load, VOCABULARY["tiny"])
     with server(PAIRS["all"], "tiny", tmp_path, path, 600) as client:
         burst(client, bursts.prompts(), load)

@@ -23,7 +23,7 @@ import pytest
 
 from tests.observe.conftest import KEY, GuardedServer
 from tests.observe.support import Load, picture
-from tests.support.server import Server, environment, free_port
+from tests.support.server import Server, environment, free_port, python_path
 
 LIMIT_S = 120
 SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -157,7 +157,9 @@ def test_snapshot(large: Server, tmp_path: Path) -> None:
 
 def test_snapshot_names_the_library_that_is_missing(guarded: GuardedServer, tmp_path: Path) -> None:
     (tmp_path / "PIL.py").write_text("raise ImportError('not here')")
-    answer = command("snapshot", guarded.base, str(tmp_path / "map.png"), f"--api-key={KEY}", PYTHONPATH=str(tmp_path))
+    answer = command(
+        "snapshot", guarded.base, str(tmp_path / "map.png"), f"--api-key={KEY}", PYTHONPATH=python_path(tmp_path)
+    )
     assert answer.returncode == 1
     assert "pip install pillow" in answer.stderr
 

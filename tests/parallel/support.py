@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.server import NO_PLUGINS, STRICT, Server
+from tests.support.server import NO_PLUGINS, STRICT, Server, python_path
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
 TWO_RANKS = "--tp-size=2"
@@ -25,7 +25,7 @@ def two_ranks(
     """A server of ours; `of_ranks`: environment variables of each rank alone, `env`: of all. Traces go to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     plugin = {
-        "PYTHONPATH": str(PLUGIN),
+        "PYTHONPATH": python_path(PLUGIN),
         "SGLANG_PLUGINS": "ranks,vattn",
         "VATTN_TRACE": str(folder),
         "VATTN_RANK_ENVIRONMENT": json.dumps(list(of_ranks)),

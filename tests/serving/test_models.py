@@ -16,7 +16,7 @@ import pytest
 
 from tests.kernels import document
 from tests.support.engines import Request, Run, log_of, run_all
-from tests.support.server import NO_PLUGINS, STRICT, TROUBLE, environment
+from tests.support.server import NO_PLUGINS, STRICT, TROUBLE, environment, python_path
 from tests.support.tiny_model import LORA_NAMES, tiny_model, write_lora
 from tests.support.workload import Workload, corner_lengths
 
@@ -114,7 +114,7 @@ def results(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     document.write_shown_kernel(root, scratch)
     with ThreadPoolExecutor(2) as pool:
         stock = pool.submit(run_all, runs(root, scratch, False), scratch / "stock", environment(NO_PLUGINS))
-        path = {"PYTHONPATH": str(scratch)}
+        path = {"PYTHONPATH": python_path(scratch)}
         ours = pool.submit(run_all, runs(root, scratch, True), scratch / "ours", environment(STRICT | path))
         both = dict(zip(ARMS, zip(stock.result(), ours.result(), strict=True), strict=True))
     assert not TROUBLE.findall(log_of(scratch / "ours"))

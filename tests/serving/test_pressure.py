@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checks import assert_same_outputs, unharmed
+from tests.support.checks import assert_same_outputs, unharmed, until
 from tests.support.client import Answer
 from tests.support.golden import Case, Golden
 from tests.support.server import STRICT, Server
@@ -95,7 +95,7 @@ def test_chunks_tear_pages(server: Server, golden: Golden) -> None:
 def test_the_same_prefix_twice_at_the_same_time(server: Server, golden: Golden) -> None:
     """Two requests compute one prefix side by side; neither's pages go while it runs.
 
-    Both arrive in one message, so both are admitted before either is in the cache. Others take every page that is
+    Both arrive in one message, so both are admitted before either is in the cache. Then others take every page that is
     free for as long as they run: one that was freed under a live row would be overwritten.
     """
     rng = random.Random(22)
@@ -105,6 +105,7 @@ def test_the_same_prefix_twice_at_the_same_time(server: Server, golden: Golden) 
     others: list[Answer] = []
     with ThreadPoolExecutor(1) as pool:
         answers = pool.submit(server.together, both, 240)
+        until(lambda: server.under_way() == 2, "both decode")  # earlier, others could take the room of one in a chunk
         while not answers.done():
             others += server.many([(tuple(rng.choices(range(256), k=300)), 4) for _ in range(2)], at_once=2)
         assert [answer.output for answer in answers.result()] == right

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.refusal_runner import STARTED, Ending, endings
-from tests.support.server import BASE_FLAGS, STRICT, Server, ServerError, environment
+from tests.support.server import BASE_FLAGS, STRICT, Server, ServerError, environment, python_path
 
 VATTN = "--kv-backend=vattn"
 REFUSED = [
@@ -131,7 +131,7 @@ def test_the_real_launcher(llama: Path) -> None:
 
 def test_a_half_installed_scheduler_refuses(llama: Path, root: Path, tmp_path: Path) -> None:
     """SGLang only logs a hook that fails to apply; our check in the child ends the start."""
-    env = {"PYTHONPATH": str(root / "tests" / "support" / "probe"), "SGLANG_PLUGINS": "saboteur,vattn"}
+    env = {"PYTHONPATH": python_path(root / "tests" / "support" / "probe"), "SGLANG_PLUGINS": "saboteur,vattn"}
     server = Server(llama, tmp_path, [VATTN, "--max-total-tokens=4096"], env=STRICT | env, forked=False)
     with pytest.raises(ServerError, match=r"the server ended with -?[1-9]"):
         server.start()

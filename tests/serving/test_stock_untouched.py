@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.checks import assert_same_hits, assert_same_outputs
 from tests.support.golden import Golden
-from tests.support.server import RECORD, STRICT, Server
+from tests.support.server import RECORD, STRICT, Server, python_path
 
 #: Not compared: what SGLang logs about any plugin; the arguments (which have the flag's entry);
 #: and its own request to /freeze_gc at the start, which sometimes comes too early to be answered.
@@ -21,7 +21,7 @@ VARYING = re.compile(r"0x[0-9a-f]+|((?<==)-)?\d+(\.\d+)?(e-?\d+)?")
 
 
 def start(llama: Path, root: Path, folder: Path, plugins: str) -> Server:
-    env = {"PYTHONPATH": str(root / "tests" / "support" / "probe"), "SGLANG_PLUGINS": plugins}
+    env = {"PYTHONPATH": python_path(root / "tests" / "support" / "probe"), "SGLANG_PLUGINS": plugins}
     flags = ["--page-size=1", "--max-total-tokens=16384", "--chunked-prefill-size=8192", "--enable-metrics"]
     return Server(llama, folder, flags, env=STRICT | env, forked=False)
 

@@ -127,6 +127,11 @@ class Client:
         state: dict[str, Any] = json.loads(self.text("/server_info"))
         return state
 
+    def under_way(self) -> int:
+        """Requests that the scheduler has: those that decode, and those that wait."""
+        [load] = json.loads(self.text("/v1/loads"))["loads"]
+        return int(load["num_running_reqs"] + load["num_waiting_reqs"])
+
     def vattn(self) -> dict[str, Any]:
         """Our counters, as the scheduler reports them (a KeyError without the flag)."""
         counters: dict[str, Any] = self.info()["internal_states"][0]["vattn"]
