@@ -66,10 +66,13 @@ def serve(orders: Any, session: Session, name: str, model: str, log: str) -> Non
     measure = session(arm)
     orders.send("ready")
     while (order := orders.recv()) is not None:
-        if isinstance(order, Place):
-            orders.send(order.move())
-        else:
-            orders.send(arm.counters() if order == "counters" else measure(order))
+        match order:
+            case Place():
+                orders.send(order.move())
+            case "counters":
+                orders.send(arm.counters())
+            case _:
+                orders.send(measure(order))
     arm.engine.shutdown()
 
 

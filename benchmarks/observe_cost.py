@@ -164,23 +164,23 @@ class Burst(NamedTuple):
 
 
 def burst(client: Client, prompts: Prompts, load: Load) -> Burst:
-    streamed, others = (prompts[:1], prompts[1:]) if load.streamed else ([], prompts)
     began = time.perf_counter()
     with ThreadPoolExecutor(1) as pool:
-        together = pool.submit(client.together, others, load.output)
-        came = [
-            (time.perf_counter(), len(answer.output))
-            for prompt in streamed
-            for answer in client.stream(prompt, load.output)
-        ]
-        answered = [len(answer.output) for answer in together.result()] + [count for _, count in came[-1:]]
+        others = pool.submit(client.together, prompts[1:] if load.streamed else prompts, load.output)
+        came = arrivals(client, prompts[0], load.output) if load.streamed else []
+        answered = [len(answer.output) for answer in others.result()] + [count for _, count in came[-1:]]
     seconds = time.perf_counter() - began
     assert answered == [load.output] * load.requests, f"not {load.output} tokens for each: {answered}"
-    return Burst(seconds, step_s(came) if streamed else None)
+    return Burst(seconds, step_s(came) if load.streamed else None)
+
+
+def arrivals(client: Client, prompt: Sequence[int], output: int) -> list[tuple[float, int]]:
+    """When something of a streamed answer came, and how many tokens there were then."""
+    return [(time.perf_counter(), len(answer.output)) for answer in client.stream(prompt, output)]
 
 
 def step_s(came: Sequence[tuple[float, int]]) -> float:
-    """Seconds a token, by when how many had come. Of the last three quarters: then all requests decode."""
+    """Seconds a token, by :func:`arrivals`. Of the last three quarters: then all requests decode."""
     last_s, last = came[-1]
     first_s, first = next(one for one in came if one[1] >= last // 4)
     if first == last:

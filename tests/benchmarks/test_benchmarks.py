@@ -294,6 +294,18 @@ def test_a_decode_step_is_told_by_the_tokens_that_come_late() -> None:
         observe_cost.step_s([(1.0, 1), (2.0, 8)])
 
 
+@pytest.mark.parametrize(("streamed", "lengths"), [(False, (5, 5, 1)), (True, (5, 1)), (True, (1, 5))])
+def test_an_answer_that_was_cut_short_is_no_fast_one(streamed: bool, lengths: tuple[int, ...]) -> None:
+    """The last length is the streamed request's, where there is one."""
+    answers = [SimpleNamespace(output=(0,) * length) for length in lengths]
+    client = SimpleNamespace(
+        together=lambda prompts, _: answers[: len(prompts)], stream=lambda prompt, _: iter(answers[-1:])
+    )
+    load = observe_cost.LOADS["tiny"]._replace(requests=len(lengths), output=5, streamed=streamed)
+    with pytest.raises(AssertionError, match="not 5 tokens for each"):
+        observe_cost.burst(cast(Any, client), [[1]] * len(lengths), load)
+
+
 def test_scrubbing_is_compared_with_the_same_without() -> None:
     def row(arm: str, ms: float, pages: int) -> dict[str, object]:
         spread = {"one_8k_ms": 0.1, "sixteen_512_ms": 0.2}
