@@ -4,12 +4,14 @@
     python -m benchmarks.compare benchmarks/results/h200/prefix_hit.json build/bench/prefix_hit.json
     python -m benchmarks.compare kept.json again.json --figures ttft_ms tokens_per_s
     python -m benchmarks.compare kept.json again.json --ratios
+    python -m benchmarks.compare benchmarks/results/h200/prefix_hit.json --ratios      its last start, by those before
 
 For results whose rows state a spread: the tables of kernels, virtual-memory calls, the tree, first tokens, serving and
 prefix hits. A figure does if it is no further from the first run's than that one's spread (a share of its median, as
 the tables state it; where figures are arms' times, each arm's own); one that was measured once has none to be within.
 Times belong to a machine, even among machines of one kind: for prefix hits ``--ratios`` compares ours over stock
-instead (`ratios.py`). Exit code 1 if a figure does not come back.
+instead (`ratios.py`). A result of prefix hits from several starts of the servers (`quick --add`) can be compared with
+itself. Exit code 1 if a figure does not come back.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import stated
+from benchmarks.prefix_hit import Load, row_of
 from benchmarks.ratios import FIGURES, as_ratios
 
 Result = dict[str, Any]
@@ -56,6 +59,20 @@ def pairs(kept: Result, again: Result, figures: Sequence[str] | None = None) -> 
                 yield Pair(" ".join(map(str, name)), figure, before[figure], now[figure], spread)
 
 
+def by_last_start(result: Result) -> tuple[Result, Result]:
+    """The result without the rounds of its last start, and these alone."""
+
+    def of(last: bool) -> Result:
+        rows = []
+        for row in result["rows"]:
+            if raw := [one for one in row["raw"] if (one.get("start", 1) == number) == last]:
+                rows.append(row_of(row["arm"], row["sweep"], row["value"], Load(**row["load"]), raw))
+        return {**result, "rows": rows}
+
+    number = max(one.get("start", 1) for row in result["rows"] for one in row["raw"])
+    return of(last=False), of(last=True)
+
+
 def values(row: dict[str, Any]) -> dict[str, float]:
     """A row's figures: fields of its own, or those of its arms under ``ms`` or ``us``."""
     arms: dict[str, float] = next((row[unit] for unit in ("ms", "us") if isinstance(row.get(unit), dict)), {})
@@ -71,15 +88,21 @@ def measured(row: dict[str, Any]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kept", type=Path, help="the result that states the spread")
-    parser.add_argument("again", type=Path, help="the second run's")
+    parser.add_argument("again", type=Path, nargs="?", help="the second run's; default: the first's last start")
     parser.add_argument("--ratios", action="store_true", help="of ours over the better stock arm's, round by round")
     parser.add_argument("--figures", nargs="+", help="default: all that have a spread")
     args = parser.parse_args()
-    kept, again = (json.loads(path.read_text()) for path in (args.kept, args.again))
+    kept = json.loads(args.kept.read_text())
+    again = json.loads(args.again.read_text()) if args.again else kept
     if "key" not in again:
         sys.exit(f"{args.again} does not say which fields name a row (`key`): measure it with this version")
-    if args.ratios and not all(FIGURES.keys() <= row.keys() for row in (*kept["rows"], *again["rows"])):
+    of_prefix_hits = all(FIGURES.keys() <= row.keys() for row in (*kept["rows"], *again["rows"]))
+    if args.ratios and not of_prefix_hits:
         sys.exit("--ratios: for results of prefix_hit or quick; leave it out")
+    if args.again is None:
+        if not of_prefix_hits:
+            sys.exit("without a second file: for results of prefix_hit or quick; name the second run's")
+        kept, again = by_last_start(kept)
     if args.ratios:
         kept = as_ratios(kept, again["key"])
         again = as_ratios(again, again["key"], like=kept["rows"])

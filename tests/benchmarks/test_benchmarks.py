@@ -234,6 +234,17 @@ def test_a_row_comes_back_within_its_spread() -> None:
     assert [stated(share) for share in (0.0, 0.0012, 0.01, 0.0101, 0.07)] == [0.01, 0.01, 0.01, 0.02, 0.07]
 
 
+def test_the_last_start_of_the_servers_is_told_from_those_before() -> None:
+    def row(value: int, starts: dict[int, list[float]]) -> dict[str, object]:
+        raw = [{"ttft_ms": ms, "ttfts_s": [], "start": start} for start, values in starts.items() for ms in values]
+        return prefix_hit.row_of("vattn", "prefix", value, prefix_hit.Load(), raw)
+
+    rows = [row(1, {1: [4.0, 6.0], 2: [5.0], 3: [9.0]}), row(2, {1: [1.0]}), row(3, {3: [1.0]})]
+    before, last = compare.by_last_start({"key": ["value"], "rows": rows})
+    assert [(row["value"], row["ttft_ms"], row["spread"]["ttft_ms"]) for row in before["rows"]] == [(1, 5, 0.4), (2, 1, 0)]
+    assert [(row["value"], row["ttft_ms"]) for row in last["rows"]] == [(1, 9), (3, 1)]
+
+
 def test_ours_over_the_better_stock_arm_by_rounds_that_took_turns() -> None:
     def row(arm: str, value: int, steps: dict[int, list[float]]) -> dict[str, object]:
         raw = [
