@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import stated
-from benchmarks.prefix_hit import Load, row_of
+from benchmarks.prefix_hit import Load, last_start, row_of
 from benchmarks.ratios import FIGURES, as_ratios
 
 Result = dict[str, Any]
@@ -69,7 +69,7 @@ def by_last_start(result: Result) -> tuple[Result, Result]:
                 rows.append(row_of(row["arm"], row["sweep"], row["value"], Load(**row["load"]), raw))
         return {**result, "rows": rows}
 
-    number = max(one.get("start", 1) for row in result["rows"] for one in row["raw"])
+    number = last_start(result["rows"])
     return of(last=False), of(last=True)
 
 
@@ -92,10 +92,10 @@ def main() -> None:
     parser.add_argument("--ratios", action="store_true", help="of ours over the better stock arm's, round by round")
     parser.add_argument("--figures", nargs="+", help="default: all that have a spread")
     args = parser.parse_args()
-    kept = json.loads(args.kept.read_text())
-    again = json.loads(args.again.read_text()) if args.again else kept
+    second = args.again or args.kept
+    kept, again = (json.loads(path.read_text()) for path in (args.kept, second))
     if "key" not in again:
-        sys.exit(f"{args.again} does not say which fields name a row (`key`): measure it with this version")
+        sys.exit(f"{second} does not say which fields name a row (`key`): measure it with this version")
     of_prefix_hits = all(FIGURES.keys() <= row.keys() for row in (*kept["rows"], *again["rows"]))
     if args.ratios and not of_prefix_hits:
         sys.exit("--ratios: for results of prefix_hit or quick; leave it out")

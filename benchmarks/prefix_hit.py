@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,6 +135,11 @@ def row_of(arm: str, sweep: str, value: object, load: Load, raw: list[dict[str, 
         "spread": {name: spread(each) for name, each in values.items()},
         "raw": raw,
     }
+
+
+def last_start(rows: Sequence[Row]) -> int:
+    """The number of the last start of the servers that these rows have rounds of; 0 if there are none."""
+    return max((one.get("start", 1) for row in rows for one in row["raw"]), default=0)
 
 
 def format_row(row: Row) -> str:

@@ -71,7 +71,7 @@ def main() -> None:
         raw: dict[tuple[str, str, Any], list[dict[str, Any]]] = {
             (row["arm"], row["sweep"], row["value"]): row["raw"] for row in results.rows
         }
-        start = 1 + max((one.get("start", 1) for rounds in raw.values() for one in rounds), default=0)
+        start = 1 + prefix_hit.last_start(results.rows)
         began = time.monotonic()
         for number in range(args.rounds):
             for sweep, value, load in loads:

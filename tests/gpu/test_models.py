@@ -105,7 +105,8 @@ def refused(name: str) -> str | None:
     return refusal(name, device="cuda") if name in KERNELS else None
 
 
-def runs_of(group: Group, scratch: Path) -> dict[str, Run]:
+def runs_of(group: Group, scratch: Path) -> dict[str, tuple[Run, dict[str, str]]]:
+    """By name each engine's run, and what it adds to the environment."""
     common = {**ENGINE, **group.stock, "model_path": str(scratch / group.family)}
     if len(group.adapters) > 1:
         common["lora_paths"] = {adapter: str(scratch / adapter) for adapter in LORA_NAMES}
@@ -113,10 +114,11 @@ def runs_of(group: Group, scratch: Path) -> dict[str, Run]:
     engines = {"stock": common | {"page_size": 1}}
     engines |= {f"noise{i}": common | {"page_size": 1} | other for i, other in enumerate(group.noise)}
     engines |= {name: common | {"kv_backend": "vattn"} | own for name, own in group.ours.items() if not refused(name)}
-    wanted = requests(group.adapters)
-    return {
-        name: {"engine": engine, "requests": wanted, "env": engine.pop("env", {})} for name, engine in engines.items()
-    }
+    wanted, runs = requests(group.adapters), dict[str, tuple[Run, dict[str, str]]]()
+    for name, arguments in engines.items():
+        env = arguments.pop("env", {})
+        runs[name] = {"engine": arguments, "requests": wanted}, env
+    return runs
 
 
 Answered = dict[tuple[str, str], "Future[dict[str, Any]]"]
@@ -140,8 +142,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Answered
 
     def run(which: tuple[str, str]) -> dict[str, Any]:
         label, began = "-".join(which), time.monotonic()
-        one: Run = {**wanted[which], "distributions": (str(scratch / f"{label}.npz"), VOCABULARY), "limit_s": LIMIT_S}
-        [result] = run_all([one], scratch / f"log-{label}", os.environ)
+        asked, env = wanted[which]
+        one: Run = {**asked, "distributions": (str(scratch / f"{label}.npz"), VOCABULARY), "limit_s": LIMIT_S}
+        [result] = run_all([one], scratch / f"log-{label}", os.environ | env)
         if "error" in result:
             print(f"{label}:\n{log_of(scratch / f'log-{label}')[-6000:]}")
         print(f"{label}: {time.monotonic() - began:.0f} s")

@@ -48,7 +48,6 @@ class Run(TypedDict):
     engine: dict[str, Any]  # arguments of sglang.Engine
     requests: Sequence[Request]
     distributions: NotRequired[tuple[str, int]]  # file, vocabulary
-    env: NotRequired[dict[str, str]]  # of the engine, beside that of all runs
     setup: NotRequired[str]  # module:function, called in the engine's process before it starts
     limit_s: NotRequired[float]  # else RUN_LIMIT_S
 
@@ -98,7 +97,6 @@ def _unpin() -> None:
 
 
 def _serve(run: Run) -> dict[str, Any]:
-    os.environ.update(run.get("env", {}))
     import sglang
 
     if "setup" in run:
