@@ -44,6 +44,25 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / middle if middle else 0.0
 
 
+STUDENT_95 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # t, two-sided 95 %, of 3, 4, .. 10 values
+
+
+def spread_over_starts(values: Sequence[float], starts: Sequence[int]) -> float:
+    """`spread`, or what another start of the servers may be off by where that is more, as a share of the median.
+
+    ``starts`` says of each value at which start it was measured. What rounds of one start have in common (the machine,
+    where memory came to lie) no round tells, and the range of few starts often misses the next. From three starts on
+    the least is half the prediction interval of a further start's median: with 95 %, by Student's t.
+    """
+    by_start = [[one for one, of in zip(values, starts, strict=True) if of == start] for start in set(starts)]
+    count, middle = len(by_start), median(values)
+    if count < 3 or not middle:
+        return spread(values)
+    t = STUDENT_95[min(count - 3, len(STUDENT_95) - 1)]
+    ahead = t * statistics.stdev(map(median, by_start)) * math.sqrt(1 + 1 / count)
+    return max(spread(values), ahead / middle)
+
+
 def stated(share: float) -> float:
     """A spread as the tables state it: rounded up to a whole percent, 1 % at least. A few rounds know no finer one."""
     return max(1, math.ceil(share * 100 - 1e-9)) / 100

@@ -4,14 +4,14 @@
     python -m benchmarks.compare benchmarks/results/h200/prefix_hit.json build/bench/prefix_hit.json
     python -m benchmarks.compare kept.json again.json --figures ttft_ms tokens_per_s
     python -m benchmarks.compare kept.json again.json --ratios
-    python -m benchmarks.compare benchmarks/results/h200/prefix_hit.json --ratios      its last start, by those before
+    python -m benchmarks.compare benchmarks/results/h200/prefix_hit.json --ratios      each of its starts by the others
 
 For results whose rows state a spread: the tables of kernels, virtual-memory calls, the tree, first tokens, serving and
 prefix hits. A figure does if it is no further from the first run's than that one's spread (a share of its median, as
 the tables state it; where figures are arms' times, each arm's own); one that was measured once has none to be within.
 Times belong to a machine, even among machines of one kind: for prefix hits ``--ratios`` compares ours over stock
-instead (`ratios.py`). A result of prefix hits from several starts of the servers (`quick --add`) can be compared with
-itself. Exit code 1 if a figure does not come back.
+instead (`ratios.py`). Of a result of prefix hits from several starts of the servers (`quick --add`) each start can be
+held against the others. Exit code 1 if a figure does not come back.
 """
 
 from __future__ import annotations
@@ -59,18 +59,17 @@ def pairs(kept: Result, again: Result, figures: Sequence[str] | None = None) -> 
                 yield Pair(" ".join(map(str, name)), figure, before[figure], now[figure], spread)
 
 
-def by_last_start(result: Result) -> tuple[Result, Result]:
-    """The result without the rounds of its last start, and these alone."""
+def without_start(result: Result, number: int) -> tuple[Result, Result]:
+    """The result without the rounds of this start of the servers, and these alone."""
 
-    def of(last: bool) -> Result:
+    def of(this: bool) -> Result:
         rows = []
         for row in result["rows"]:
-            if raw := [one for one in row["raw"] if (one.get("start", 1) == number) == last]:
+            if raw := [one for one in row["raw"] if (one.get("start", 1) == number) == this]:
                 rows.append(row_of(row["arm"], row["sweep"], row["value"], Load(**row["load"]), raw))
         return {**result, "rows": rows}
 
-    number = last_start(result["rows"])
-    return of(last=False), of(last=True)
+    return of(this=False), of(this=True)
 
 
 def values(row: dict[str, Any]) -> dict[str, float]:
@@ -88,7 +87,7 @@ def measured(row: dict[str, Any]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kept", type=Path, help="the result that states the spread")
-    parser.add_argument("again", type=Path, nargs="?", help="the second run's; default: the first's last start")
+    parser.add_argument("again", type=Path, nargs="?", help="the second run's; default: each start by the others")
     parser.add_argument("--ratios", action="store_true", help="of ours over the better stock arm's, round by round")
     parser.add_argument("--figures", nargs="+", help="default: all that have a spread")
     args = parser.parse_args()
@@ -99,22 +98,26 @@ def main() -> None:
     of_prefix_hits = all(FIGURES.keys() <= row.keys() for row in (*kept["rows"], *again["rows"]))
     if args.ratios and not of_prefix_hits:
         sys.exit("--ratios: for results of prefix_hit or quick; leave it out")
+    if args.again is None and not of_prefix_hits:
+        sys.exit("without a second file: for results of prefix_hit or quick; name the second run's")
     if args.again is None:
-        if not of_prefix_hits:
-            sys.exit("without a second file: for results of prefix_hit or quick; name the second run's")
-        kept, again = by_last_start(kept)
-    if args.ratios:
-        kept = as_ratios(kept, again["key"])
-        again = as_ratios(again, again["key"], like=kept["rows"])
-    found = list(pairs(kept, again, args.figures))
-    if not found:
+        runs = {f"start {n}": without_start(kept, n) for n in range(1, last_start(kept["rows"]) + 1)}
+    else:
+        runs = {"in all": (kept, again)}
+    back, held = 0, 0
+    for name, (before, after) in runs.items():
+        if args.ratios:
+            before = as_ratios(before, again["key"])
+            after = as_ratios(after, again["key"], like=before["rows"])
+        found = list(pairs(before, after, args.figures))
+        for pair in found:
+            if not pair.comes_back:
+                print(f"{pair.row}: {pair.figure} {pair.kept:.4g} +- {stated(pair.spread):.0%}, again {pair.again:.4g}")
+        print(f"{name}: {sum(pair.comes_back for pair in found)} of {len(found)} figures come back within their spread")
+        back, held = back + sum(pair.comes_back for pair in found), held + len(found)
+    if not held:
         sys.exit("no figure to compare: the files have no row in common that was measured more than once")
-    for pair in found:
-        if not pair.comes_back:
-            print(f"{pair.row}: {pair.figure} {pair.kept:.4g} +- {stated(pair.spread):.0%}, again {pair.again:.4g}")
-    back = sum(pair.comes_back for pair in found)
-    print(f"{back} of {len(found)} figures come back within their spread")
-    sys.exit(back < len(found))
+    sys.exit(back < held)
 
 
 if __name__ == "__main__":

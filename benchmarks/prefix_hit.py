@@ -8,7 +8,7 @@
 Each sweep changes one thing about a base load. The load is SGLang's own bench_serving (generated-shared-prefix, token
 ids); each arm's server starts once and runs all loads. Before each the cache is flushed and every prefix sent once,
 which is the cold TTFT; so all requests of the load find their prefix, on every arm but ``stock_no_hits``. Figures are
-medians over the rounds (each with other prompts), the spread is (max - min) / median; every round is kept under
+medians over the rounds (each with other prompts), the spread is `common.spread_over_starts`; every round is kept under
 ``raw``. A run that is stopped keeps what it has, ``--resume`` does the rest.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.arms import ARMS, counters, model_for, serving
-from benchmarks.common import RESULTS, ResultFile, Row, median, progress, spread
+from benchmarks.common import RESULTS, ResultFile, Row, median, progress, spread_over_starts
 from benchmarks.loads import Sampler, bench_serving, prefixes
 from tests.support.client import Client
 
@@ -126,13 +126,14 @@ def row_of(arm: str, sweep: str, value: object, load: Load, raw: list[dict[str, 
     """Medians and spreads of these rounds; a round may say at which start of its server it was measured."""
     names = [name for name in raw[0] if name not in ("ttfts_s", "start")]
     values = {name: [one[name] for one in raw] for name in names}
+    starts = [one.get("start", 1) for one in raw]
     return {
         "arm": arm,
         "sweep": sweep,
         "value": value,
         "load": load._asdict(),
         **{name: median(each) for name, each in values.items()},
-        "spread": {name: spread(each) for name, each in values.items()},
+        "spread": {name: spread_over_starts(each, starts) for name, each in values.items()},
         "raw": raw,
     }
 

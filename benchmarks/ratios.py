@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.common import Row, median, spread
+from benchmarks.common import Row, median, spread_over_starts
 
 OURS, STOCK = "vattn", ("stock_page1", "stock_page128")
 FIGURES = {"cold_ttft_ms": min, "ttft_ms": min, "decode_step_ms": min, "tokens_per_s": max}  # figure -> which is better
@@ -47,14 +47,16 @@ def against_stock(rows: Sequence[Row], key: Sequence[str], like: Sequence[Row] =
             continue
         over = {figure: better(others, key=lambda arm: others[arm][figure]) for figure, better in FIGURES.items()}
         over |= {figure: arm for figure, arm in chosen.get(name_of(row), {}).items() if arm in others}
-        raw: dict[str, list[float]] = {}
+        raw, spread = dict[str, list[float]](), dict[str, float]()
         for figure, arm in over.items():
             ours, theirs = (_by_round(each["raw"], figure) for each in (row, others[arm]))
-            raw[figure] = [ours[which] / theirs[which] for which in ours if which in theirs]
+            both = [which for which in ours if which in theirs]
+            raw[figure] = [ours[which] / theirs[which] for which in both]
+            spread[figure] = spread_over_starts(raw[figure], [start for start, _ in both])
         yield {
             **{field: row[field] for field in key},
             **{figure: median(values) for figure, values in raw.items()},
-            "spread": {figure: spread(values) for figure, values in raw.items()},
+            "spread": spread,
             "over": over,
             "raw": raw,
         }
