@@ -44,6 +44,12 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / middle if middle else 0.0
 
 
+def start_of(measured: Row) -> int:
+    """At which start of its server this was measured, where a result has more than one; else 1."""
+    start: int = measured.get("start", 1)
+    return start
+
+
 STUDENT_95 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # t, two-sided 95 %, of 3, 4, .. 10 values
 
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import stated
+from benchmarks.common import start_of, stated
 from benchmarks.prefix_hit import Load, last_start, row_of
 from benchmarks.ratios import FIGURES, as_ratios
 
@@ -65,7 +65,7 @@ def without_start(result: Result, number: int) -> tuple[Result, Result]:
     def of(this: bool) -> Result:
         rows = []
         for row in result["rows"]:
-            if raw := [one for one in row["raw"] if (one.get("start", 1) == number) == this]:
+            if raw := [one for one in row["raw"] if (start_of(one) == number) == this]:
                 rows.append(row_of(row["arm"], row["sweep"], row["value"], Load(**row["load"]), raw))
         return {**result, "rows": rows}
 
@@ -84,6 +84,14 @@ def measured(row: dict[str, Any]) -> int:
     return len(raw) if isinstance(raw, list) else min(map(len, raw.values()))
 
 
+def report(name: str, found: Sequence[Pair]) -> None:
+    """Print those that do not come back, and how many do."""
+    for pair in found:
+        if not pair.comes_back:
+            print(f"{pair.row}: {pair.figure} {pair.kept:.4g} +- {stated(pair.spread):.0%}, again {pair.again:.4g}")
+    print(f"{name}: {sum(pair.comes_back for pair in found)} of {len(found)} figures come back within their spread")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kept", type=Path, help="the result that states the spread")
@@ -91,33 +99,30 @@ def main() -> None:
     parser.add_argument("--ratios", action="store_true", help="of ours over the better stock arm's, round by round")
     parser.add_argument("--figures", nargs="+", help="default: all that have a spread")
     args = parser.parse_args()
-    second = args.again or args.kept
-    kept, again = (json.loads(path.read_text()) for path in (args.kept, second))
+    kept = json.loads(args.kept.read_text())
+    again = json.loads(args.again.read_text()) if args.again else kept
     if "key" not in again:
-        sys.exit(f"{second} does not say which fields name a row (`key`): measure it with this version")
-    of_prefix_hits = all(FIGURES.keys() <= row.keys() for row in (*kept["rows"], *again["rows"]))
-    if args.ratios and not of_prefix_hits:
-        sys.exit("--ratios: for results of prefix_hit or quick; leave it out")
-    if args.again is None and not of_prefix_hits:
-        sys.exit("without a second file: for results of prefix_hit or quick; name the second run's")
+        sys.exit(
+            f"{args.again or args.kept} does not say which fields name a row (`key`): measure it with this version"
+        )
+    if not all(FIGURES.keys() <= row.keys() for row in (*kept["rows"], *again["rows"])):
+        if args.ratios:
+            sys.exit("--ratios: for results of prefix_hit or quick; leave it out")
+        if args.again is None:
+            sys.exit("without a second file: for results of prefix_hit or quick; name the second run's")
+    runs = {"in all": (kept, again)}
     if args.again is None:
         runs = {f"start {n}": without_start(kept, n) for n in range(1, last_start(kept["rows"]) + 1)}
-    else:
-        runs = {"in all": (kept, again)}
-    back, held = 0, 0
+    found: list[Pair] = []
     for name, (before, after) in runs.items():
         if args.ratios:
             before = as_ratios(before, again["key"])
             after = as_ratios(after, again["key"], like=before["rows"])
-        found = list(pairs(before, after, args.figures))
-        for pair in found:
-            if not pair.comes_back:
-                print(f"{pair.row}: {pair.figure} {pair.kept:.4g} +- {stated(pair.spread):.0%}, again {pair.again:.4g}")
-        print(f"{name}: {sum(pair.comes_back for pair in found)} of {len(found)} figures come back within their spread")
-        back, held = back + sum(pair.comes_back for pair in found), held + len(found)
-    if not held:
+        found += (these := list(pairs(before, after, args.figures)))
+        report(name, these)
+    if not found:
         sys.exit("no figure to compare: the files have no row in common that was measured more than once")
-    sys.exit(back < held)
+    sys.exit(not all(pair.comes_back for pair in found))
 
 
 if __name__ == "__main__":

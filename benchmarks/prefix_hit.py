@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.arms import ARMS, counters, model_for, serving
-from benchmarks.common import RESULTS, ResultFile, Row, median, progress, spread_over_starts
+from benchmarks.common import RESULTS, ResultFile, Row, median, progress, spread_over_starts, start_of
 from benchmarks.loads import Sampler, bench_serving, prefixes
 from tests.support.client import Client
 
@@ -126,7 +126,7 @@ def row_of(arm: str, sweep: str, value: object, load: Load, raw: list[dict[str, 
     """Medians and spreads of these rounds; a round may say at which start of its server it was measured."""
     names = [name for name in raw[0] if name not in ("ttfts_s", "start")]
     values = {name: [one[name] for one in raw] for name in names}
-    starts = [one.get("start", 1) for one in raw]
+    starts = list(map(start_of, raw))
     return {
         "arm": arm,
         "sweep": sweep,
@@ -140,7 +140,7 @@ def row_of(arm: str, sweep: str, value: object, load: Load, raw: list[dict[str, 
 
 def last_start(rows: Sequence[Row]) -> int:
     """The number of the last start of the servers that these rows have rounds of; 0 if there are none."""
-    return max((one.get("start", 1) for row in rows for one in row["raw"]), default=0)
+    return max((start_of(one) for row in rows for one in row["raw"]), default=0)
 
 
 def format_row(row: Row) -> str:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.common import Row, median, spread_over_starts
+from benchmarks.common import Row, median, spread_over_starts, start_of
 
 OURS, STOCK = "vattn", ("stock_page1", "stock_page128")
 FIGURES = {"cold_ttft_ms": min, "ttft_ms": min, "decode_step_ms": min, "tokens_per_s": max}  # figure -> which is better
@@ -22,7 +22,7 @@ def _by_round(raw: Sequence[Row], figure: str) -> dict[tuple[int, int], float]:
     rounds: dict[int, int] = defaultdict(int)
     out = {}
     for one in raw:
-        start = one.get("start", 1)
+        start = start_of(one)
         out[start, rounds[start]] = one[figure]
         rounds[start] += 1
     return out
