@@ -5,7 +5,7 @@
 
 The servers start at the same time, with a smaller pool each, and are measured in turns, the others idle. The loads come
 first, round by round, as many as begin within ``--seconds``; then the trace, on one server after the other. Rows have
-the form of `prefix_hit` and `trace_replay`, which take an hour: one server at a time, with all memory. With ``--add``
+the form of `prefix_hit` and `trace_replay`, which take longer: one server at a time, with all memory. With ``--add``
 the rounds of the loads join those that the result has from other starts of the servers, so that a row's spread has what
 differs from start to start.
 """
