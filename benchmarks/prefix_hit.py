@@ -6,19 +6,21 @@
     python -m benchmarks.prefix_hit --urls vattn=http://127.0.0.1:30000 --model MODEL --sweeps members
 
 Each sweep changes one thing about a base load. The load is SGLang's own bench_serving (generated-shared-prefix, token
-ids); each arm's server starts once and runs all loads. Before each the cache is flushed and every prefix sent once,
-which is the cold TTFT; so all requests of the load find their prefix, on every arm but ``stock_no_hits``. Figures are
-medians over the rounds (each with other prompts), the spread is `common.spread_over_starts`; every round is kept under
-``raw``. A run that is stopped keeps what it has, ``--resume`` does the rest.
+ids); each arm's server starts once and runs all loads, the base load once for all sweeps. Before each the cache is
+flushed and every prefix sent once, which is the cold TTFT; so all requests of the load find their prefix, on every arm
+but ``stock_no_hits``. Figures are medians over the rounds (each with other prompts), the spread is
+`common.spread_over_starts`; every round is kept under ``raw``. A run that is stopped, or that ``--seconds`` ends (exit
+status 1), keeps the rounds it has; with ``--resume`` another does the rest.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ from tests.support.client import Client
 
 AT_ONCE, ONE_BY_ONE = "at once", "one by one"
 MOVED = ("map_calls", "unmap_calls", "tokens_copied")
+WARM_UP_SEED = 99
 
 
 class Load(NamedTuple):
@@ -122,6 +125,11 @@ def measure(client: Client, model: Path, load: Load, seed: int, scratch: Path) -
     }
 
 
+def warm_up(client: Client, device: str, model: Path, scratch: Path) -> None:
+    """So that no load is charged with what is compiled at its first use."""
+    measure(client, model, BASE[device]._replace(members=2, output=16), WARM_UP_SEED, scratch)
+
+
 def row_of(arm: str, sweep: str, value: object, load: Load, raw: list[dict[str, Any]]) -> Row:
     """Medians and spreads of these rounds; a round may say at which start of its server it was measured."""
     names = [name for name in raw[0] if name not in ("ttfts_s", "start")]
@@ -165,38 +173,54 @@ def server_of(args: argparse.Namespace, name: str, folder: Path) -> Iterator[tup
         yield client, model_for(args.device)
 
 
+def rounds_of(rows: Sequence[Row], arm: str, load: Load) -> list[dict[str, Any]]:
+    """What was measured of this load, for whichever sweep: the base load belongs to them all."""
+    found = [row["raw"] for row in rows if row["arm"] == arm and row["load"] == load._asdict()]
+    return list(max(found, key=len, default=[]))
+
+
+def run_arm(args: argparse.Namespace, name: str, results: ResultFile, ends: float, scratch: Path) -> int:
+    """Measure the rounds that the arm's rows lack, beginning none behind ``ends``. How many rows still lack some."""
+    start, left = 1 + last_start([row for row in results.rows if row["arm"] == name]), 0
+    with ExitStack() as stack:
+        server: tuple[Client, Path] | None = None
+        for sweep, value, load in progress(loads(args.device, args.sweeps, args.small), name):
+            raw = rounds_of(results.rows, name, load)
+            while len(raw) < args.rounds and time.monotonic() < ends:
+                if server is None:
+                    server = stack.enter_context(server_of(args, name, scratch))
+                    warm_up(server[0], args.device, server[1], scratch)
+                raw.append(measure(*server, load, 1 + len(raw), scratch) | {"start": start})
+                results.add(row_of(name, sweep, value, load, raw))
+            left += len(raw) < args.rounds
+            if raw:
+                results.add(row := row_of(name, sweep, value, load, raw))
+                print(format_row(row), flush=True)
+    return left
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), help="default: all, or those of --urls")
     parser.add_argument("--urls", nargs="+", metavar="ARM=URL", help="servers that run already, instead of our own")
     parser.add_argument("--model", type=Path, help="with --urls: folder with the model's tokenizer")
-    parser.add_argument("--sweeps", nargs="+", help="default: all")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="one sweep of two loads, one round")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that --out has")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no load after so many seconds")
+    parser.add_argument("--sweeps", nargs="+", choices=list(SWEEPS["cuda"]), help="default: all")
+    parser.add_argument("--rounds", type=int, help="default: 3, with --small 1")
+    parser.add_argument("--small", action="store_true", help="one sweep of two loads")
+    parser.add_argument("--resume", action="store_true", help="keep the rounds that --out has")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after so many")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    args.rounds = args.rounds or (1 if args.small else 3)
     out = args.out or RESULTS / {"cpu": "cpu", "cuda": "h200"}[args.device] / "prefix_hit.json"
     results = ResultFile(out, "prefix_hit", ["arm", "sweep", "value"], device=args.device, resume=args.resume)
     names = args.arms or ([entry.split("=", 1)[0] for entry in args.urls] if args.urls else list(ARMS))
-    rounds, began = (1 if args.small else args.rounds), time.monotonic()
+    ends = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as scratch:
-        for name in names:
-            todo = [
-                each for each in loads(args.device, args.sweeps, args.small)
-                if not results.has(arm=name, sweep=each[0], value=each[1])
-            ]  # fmt: skip
-            if not todo or time.monotonic() - began > args.seconds:
-                continue
-            with server_of(args, name, Path(scratch)) as (client, model):
-                for sweep, value, load in progress(todo, name):
-                    if time.monotonic() - began > args.seconds:
-                        break
-                    raw = [measure(client, model, load, 1 + number, Path(scratch)) for number in range(rounds)]
-                    results.add(row := row_of(name, sweep, value, load, raw))
-                    print(format_row(row), flush=True)
+        left = sum(run_arm(args, name, results, ends, Path(scratch)) for name in names)
+    if left:
+        sys.exit(f"{left} rows are not measured in full after {args.seconds:.0f} s: --resume goes on with them")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,8 @@ def main() -> None:
     out = args.out or RESULTS / {"cpu": "cpu", "cuda": "h200"}[args.device]
     loads, model = quick_loads(args.device), model_for(args.device)
     with tempfile.TemporaryDirectory() as scratch, all_serving(args.arms, args.device, Path(scratch)) as clients:
-        for client in clients.values():  # what is compiled at its first use; not kept
-            warm = BASE[args.device]._replace(members=2, output=16)
-            prefix_hit.measure(client, model, warm, 99, Path(scratch))
+        for client in clients.values():
+            prefix_hit.warm_up(client, args.device, model, Path(scratch))
         key = ["arm", "sweep", "value"]
         results = ResultFile(out / "prefix_hit.json", "quick", key, device=args.device, resume=args.add)
         raw: dict[tuple[str, str, Any], list[dict[str, Any]]] = {

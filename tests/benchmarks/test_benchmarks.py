@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,21 +14,10 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from benchmarks import (
-    arms,
-    kernels_host,
-    loads,
-    observe_cost,
-    plots,
-    prefix_hit,
-    quick,
-    tree,
-    vmm,
-)
+from benchmarks import kernels_host, observe_cost, plots, tree, vmm
 from benchmarks.table_rows import first_token as first_token_table
 from benchmarks.table_rows import kernels_host as kernel_table
 from benchmarks.table_rows import scrub_cost as scrub_cost_table
-from tests.support.tiny_model import tiny_model
 
 
 @pytest.mark.parametrize("kind", ["decode", "extend", "cold"])
@@ -77,90 +63,6 @@ def test_the_virtual_memory_calls_are_counted() -> None:
     rows = {row["case"]: row for row in vmm.calls("cpu", 1 << 16, 2, True)}
     assert rows["map, 64 KiB, 8 a row"]["us_per_page"] > 0
     assert rows["unmap, 64 KiB, 8 a row"]["us_per_call"] > 0
-
-
-def test_loads_change_one_thing_about_the_base() -> None:
-    base = prefix_hit.BASE["cuda"]
-    for sweep, value, load in prefix_hit.loads("cuda", None, False):
-        changed = {name for name in load._fields if getattr(load, name) != getattr(base, name)}
-        assert changed <= ({"arrival", "members"} if value == prefix_hit.ONE_BY_ONE else {sweep})
-        assert getattr(load, sweep) == value
-    assert {sweep for sweep, *_ in prefix_hit.loads("cpu", ["own"], False)} == {"own"}
-
-
-def test_quick_loads_fit_the_small_pool_and_the_captured_batches() -> None:
-    for sweep, value, load in quick.quick_loads("cuda"):
-        own_pages = -(-(load.own + load.output) // 128) + 2  # a partial copy before, a page mapped ahead behind
-        assert load.prefixes * load.prefix + load.requests * own_pages * 128 <= arms.SMALL_POOL_TOKENS, (sweep, value)
-        assert load.requests <= 64
-        assert getattr(load, sweep) == value
-
-
-def test_quick_adds_the_rounds_of_another_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def no_servers(names: list[str], *_: object) -> Iterator[dict[str, object]]:
-        yield dict.fromkeys(names)
-
-    seeds: list[int] = []
-
-    def measure(_client: object, _model: Path, load: prefix_hit.Load, seed: int, _scratch: Path) -> dict[str, object]:
-        seeds.append(seed)
-        figures = ("cold_ttft_ms", "ttft_ms", "decode_step_ms", "tokens_per_s", "hit_share", "most_tokens_used")
-        return dict.fromkeys((*figures, *prefix_hit.MOVED), float(len(seeds))) | {"ttfts_s": []}
-
-    monkeypatch.setattr(quick, "all_serving", no_servers)
-    monkeypatch.setattr(prefix_hit, "measure", measure)
-    for more in ([], ["--add"]):
-        arguments = ["--arms", "vattn", "stock_no_hits", "--rounds", "2", "--trace", "none", "--out", str(tmp_path)]
-        monkeypatch.setattr("sys.argv", ["quick", *arguments, *more])
-        quick.main()
-    rows = json.loads((tmp_path / "prefix_hit.json").read_text())["rows"]
-    starts = {(row["arm"], row["sweep"]): [one["start"] for one in row["raw"]] for row in rows}
-    ours = {("vattn", sweep): [1, 1, 2, 2] for sweep in ("prefix", "arrival")}
-    assert starts == {**ours, ("stock_no_hits", "prefix"): [1, 2]}
-    first, *_ = (row for row in rows if row["arm"] == "vattn")
-    assert first["ttft_ms"] == statistics.median(one["ttft_ms"] for one in first["raw"])
-    sent = sorted(seed for seed in seeds if seed != 99)
-    assert sent == [1000] * 3 + [1001] * 2 + [2000] * 3 + [2001] * 2, "no prompt is sent twice to an arm"
-
-
-def test_the_prefixes_that_are_sent_first_are_those_of_the_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """bench_serving, given the same seed and home, must find the same prompts."""
-    model = tiny_model(tmp_path)
-    load = prefix_hit.Load(prefix=40, members=3, prefixes=4, own=5, output=2, zipf=1.2)
-    found = loads.prefixes(model, load, 7, tmp_path)
-    assert 1 <= len(found) <= 4 and all(len(prefix) == 40 for prefix in found)
-    sent: list[list[int]] = []
-
-    def bench_main() -> None:
-        from sglang.benchmark.datasets.generated_shared_prefix import GeneratedSharedPrefixDataset
-
-        parser_args = argparse.Namespace(
-            gsp_num_groups=4, gsp_prompts_per_group=3, gsp_system_prompt_len=40, gsp_question_len=5, gsp_output_len=2,
-            seed=7, tokenize_prompt=True, gsp_group_distribution="zipf", gsp_zipf_alpha=1.2,
-        )  # fmt: skip
-        tokenizer = loads._bench().get_tokenizer(str(model))
-        sent.extend(row.prompt for row in GeneratedSharedPrefixDataset.from_args(parser_args).load(tokenizer))
-        (tmp_path / "bench_serving.jsonl").write_text("{}\n")
-
-    monkeypatch.setattr(loads._bench(), "cli_main", bench_main)
-    loads.bench_serving("http://x", model, load, 7, tmp_path)
-    assert len(sent) == 12
-    assert {tuple(prompt[:40]) for prompt in sent} == {tuple(prefix) for prefix in found}
-
-
-def test_arrivals_become_flags_of_bench_serving() -> None:
-    base = prefix_hit.BASE["cpu"]
-
-    def flags(**change: object) -> list[str]:
-        return loads.arguments("http://x", Path("m"), base._replace(**change), 1, Path("o"))  # type: ignore[arg-type]
-
-    assert "--request-rate=2.0" in flags(arrival=2.0)
-    assert "--max-concurrency=1" in flags(arrival=prefix_hit.ONE_BY_ONE)
-    assert not any(flag.startswith(("--request-rate", "--max-concurrency")) for flag in flags())
-    assert "--gsp-zipf-alpha=1.5" in flags(zipf=1.5)
 
 
 def test_a_sweep_is_drawn(tmp_path: Path) -> None:
